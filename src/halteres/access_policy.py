@@ -1,8 +1,4 @@
-"""Which requests a server answers at all.
-
-Owns: by which names this server may be called, from which pages; the token, as Bearer or as the password of Basic, so
-that clients who know no token can have it in their URL (`http://x:TOKEN@host:8000`).
-Never: knows a route, reads a body.
+"""Which requests a server answers at all: by which names it may be called, from which pages, with which token.
 
 Browsers carry requests for any page. Host tells of a page whose name was pointed at this machine (DNS rebinding),
 Origin of one that calls from elsewhere, and Sec-Fetch-Site of one that only embeds an address, which has no Origin.
@@ -58,15 +54,16 @@ _NEXT = {
     "Origin": "If that is a name of this server, start it with --allow-host NAME.",
 }
 
-_OFF_SITE = b"cross-site"
-
 RESOLVER_S = 0.5
 """How long a start waits for this machine's full name; resolvers that do not answer take half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """What a server asks of a request."""
+    """What a server asks of a request.
+
+    The token comes as Bearer or as the password of Basic: a client that knows no token has it in its URL.
+    """
 
     names: frozenset[str] = LOCAL_NAMES  # by which it may be called, in small letters
     any_address: bool = False  # also by any IP address: no page can take one for its name
@@ -81,29 +78,30 @@ class AccessPolicy:
 
     def refusal(self, headers: RawHeaders) -> UserError | None:
         """Why this request may not come in; None: it may."""
-        said = _read(headers)
-        knows = self.token is not None and self._knows(said.logins)
-        if len(said.hosts) != 1 or not (self.is_own(_hostname(f"//{said.hosts[0]}")) or (knows and not said.of_page)):
-            return self._foreign("Host", said.hosts)
-        if said.origins and not all(self.is_welcome(origin, said.hosts[0]) for origin in said.origins):
-            return self._foreign("Origin", said.origins)
-        if _OFF_SITE in said.sites and not said.origins:
-            return self._foreign("the page", [])
-        return None if self.token is None or knows else NO_TOKEN
 
-    def is_own(self, name: str | None) -> bool:
+        def all_of(wanted: bytes) -> list[str]:
+            return [value.decode("latin-1") for name, value in headers if name == wanted]
+
+        hosts, sites = all_of(b"host"), [site.lower() for site in all_of(b"sec-fetch-site")]
+        # An embedded address has no Origin, and without TLS no Sec-Fetch-Site, but a Referer.
+        origins = all_of(b"origin") + ["/".join(url.split("/", 3)[:3]) for url in all_of(b"referer")]
+        expected = None if self.token is None else self.token.encode()
+        given = [token for login in all_of(b"authorization") for token in _tokens(login)]
+        knows = expected is not None and any(hmac.compare_digest(one, expected) for one in given)
+        of_page = bool(origins or sites)  # a browser sends it, for a page
+        if len(hosts) != 1 or not (self._is_own(_hostname(f"//{hosts[0]}")) or (knows and not of_page)):
+            return self._foreign("Host", hosts)
+        if not all(_hostname(origin) in self.names or origin == f"http://{hosts[0]}" for origin in origins):
+            return self._foreign("Origin", origins)
+        if "cross-site" in sites and not origins:
+            return self._foreign("the page", [])
+        return None if expected is None or knows else NO_TOKEN
+
+    def _is_own(self, name: str | None) -> bool:
         """Whether this server may be called so."""
         if name is None or name in self.names:
             return name is not None
         return self.any_address and ("." not in name or _is_address(name))
-
-    def is_welcome(self, origin: str, host: str) -> bool:
-        """Whether a page of that origin may talk to this server: its own, and those of its other names."""
-        return _hostname(origin) in self.names or origin == f"http://{host}"
-
-    def _knows(self, logins: list[str]) -> bool:
-        expected = (self.token or "").encode()
-        return any(hmac.compare_digest(given, expected) for login in logins for given in _tokens(login))
 
     def _foreign(self, what: str, found: list[str]) -> Foreign:
         if not self.any_address:
@@ -128,51 +126,17 @@ class AccessControl:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (refusal := self._policy.refusal(scope["headers"])) is not None:
+        refusal = self._policy.refusal(scope["headers"]) if scope["type"] == "http" else None
+        if refusal is not None:
             await self._answer_to(refusal)(scope, receive, send)
-        else:
-            try:
-                await self._app(scope, receive, send)
-            except asyncio.CancelledError:  # the server ends, and waited as long as it may
-                with suppress(RuntimeError):  # its reply has begun
-                    await self._answer_to(ENDING)(scope, receive, send)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What a request says of who sends it, and where to."""
-
-    hosts: list[str]
-    origins: list[str]
-    logins: list[str]
-    sites: list[bytes]  # where the page is, as its browser sees it
-
-    @property
-    def of_page(self) -> bool:
-        """A browser sends it, for a page."""
-        return bool(self.origins or self.sites)
-
-
-def _read(headers: RawHeaders) -> _Said:
-    said = _Said([], [], [], [])
-    for name, value in headers:
-        if name == b"host":
-            said.hosts.append(value.decode("latin-1"))
-        elif name == b"origin":
-            said.origins.append(value.decode("latin-1"))
-        elif name == b"referer":  # an embedded address has no Origin, and no Sec-Fetch-Site without TLS
-            said.origins.append(_origin_of(value.decode("latin-1")))
-        elif name == b"authorization":
-            said.logins.append(value.decode("latin-1"))
-        elif name == b"sec-fetch-site":
-            said.sites.append(value.lower())
-    return said
-
-
-def _origin_of(url: str) -> str:
-    return "/".join(url.split("/", 3)[:3])
+            return
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and waited as long as it may
+            if scope["type"] != "http":
+                raise
+            with suppress(RuntimeError):  # its reply has begun
+                await self._answer_to(ENDING)(scope, receive, send)
 
 
 def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
@@ -207,7 +171,5 @@ def _tokens(login: str) -> Iterator[bytes]:
     if scheme.lower() == "bearer":
         yield value.strip().encode()
     elif scheme.lower() == "basic":
-        try:
+        with suppress(binascii.Error, ValueError):
             yield base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
-            return

@@ -1,8 +1,4 @@
-"""Chat templates: a tokenizer folder's jinja2 text, rendered in a sandbox.
-
-Owns: which templates a folder has, what they read, how much they may compute.
-Never: guesses a template that the folder does not have.
-"""
+"""Chat templates: a tokenizer folder's jinja2 text, rendered in a sandbox, with a bound on what it may compute."""
 
 from __future__ import annotations
 
@@ -44,16 +40,15 @@ class ChatTemplate:
 def read_templates(source: Any) -> dict[str, ChatTemplate]:
     """Chat templates by name: most models have one, `default`; some have a list, `tool_use` among them."""
     named = source if isinstance(source, list) else [{"name": "default", "template": source}]
-    return {one["name"]: _parsed(one["template"]) for one in named if isinstance(one.get("template"), str)}
-
-
-def _parsed(source: str) -> ChatTemplate:
-    sandbox = _sandbox()
-    tree = sandbox.parse(source)
-    reads = frozenset(find_undeclared_variables(tree))
-    for loop in tree.find_all(For):
-        loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
-    return ChatTemplate(sandbox.from_string(tree), reads)
+    templates: dict[str, ChatTemplate] = {}
+    for one in named:
+        if isinstance(one.get("template"), str):
+            tree = _sandbox().parse(one["template"])
+            reads = frozenset(find_undeclared_variables(tree))
+            for loop in tree.find_all(For):
+                loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
+            templates[one["name"]] = ChatTemplate(_sandbox().from_string(tree), reads)
+    return templates
 
 
 class _Generation(Extension):
@@ -82,11 +77,6 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    filters: dict[str, Any] = {
-        _counted.__name__: _counted,
-        "tojson": lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent),
-    }
-    environment.filters.update(filters)
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
@@ -94,6 +84,11 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     def strftime_now(form: str) -> str:
         return datetime.now().astimezone().strftime(form)
 
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    filters: dict[str, Any] = {_counted.__name__: _counted, "tojson": to_json}
+    environment.filters.update(filters)
     functions: dict[str, Any] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
     environment.globals.update(functions)
     return environment

@@ -1,34 +1,36 @@
-"""What can go wrong, and how it is told.
+"""What can go wrong: one tree of errors that say what happened, why, and what to do next; and how each wire shows them.
 
-Owns: one hierarchy of errors that say what happened, why, and what to do next; the renderers that put them on each
-wire; the boundary that turns anything foreign code raises into one of ours.
-Never: logs, retries, exits.
-
-    HalteresError
-    ├── UserError            400  the caller can mend it
-    │   ├── InvalidConfig        a setting is unknown, of the wrong type or out of range
-    │   ├── InvalidData          a datum, group or prompt cannot be used
-    │   ├── NotFound         404  a named thing does not exist
-    │   └── Conflict         422  it exists already, or something else holds it (never 409: SDKs retry that for ever)
-    ├── NotReady             503  ask again in a moment
-    ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
-    │   ├── EnvironmentFailed
-    │   │   └── EnvironmentGaveUp
-    │   ├── SamplerFailed
-    │   └── ScorerFailed
-    ├── ProcessFailed             a process of a run died or never became ready
-    └── ServerError          500  ours to mend; the text carries an id that is also in the log
+HalteresError
+├── UserError            400  the caller can mend it
+│   ├── InvalidConfig        a setting is unknown, of the wrong type or out of range
+│   ├── InvalidData          a datum, group or prompt cannot be used
+│   ├── NotFound         404  a named thing does not exist
+│   └── Conflict         422  it exists already, or something else holds it (never 409: SDKs retry that for ever)
+├── NotReady             503  ask again in a moment
+├── RolloutFailed             one rollout ended without a trajectory; the run goes on
+│   ├── EnvironmentFailed
+│   │   └── EnvironmentGaveUp
+│   ├── SamplerFailed
+│   └── ScorerFailed
+├── ProcessFailed             a process of a run died or never became ready
+└── ServerError          500  ours to mend; the text carries an id that is also in the log
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from types import TracebackType
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from halteres.next_step import NextStep, for_agents
+
+MOST_TOLD, FEW_TOLD = 16, 5
+"""Names that an error lists: all of them, or a few of many."""
+
+MOST_COMPARED, MOST_KNOWN = 200, 1000
+"""Characters of a name that somebody sent, and known names, of which the nearest is looked for."""
 
 
 class HalteresError(Exception):
@@ -148,26 +150,15 @@ class ServerError(HalteresError):
     code = "internal"
 
 
-MOST_TOLD, FEW_TOLD = 16, 5
-"""Names that an error lists: all of them, or a few of many."""
-
-
-MOST_COMPARED, MOST_KNOWN = 200, 1000
-"""Characters of a name that somebody sent, and known names, of which the nearest is looked for."""
-
-
-class boundary:  # in small letters, because it is used as a statement; a generator would cost twice as much
+@contextmanager
+def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
     """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
-
-    def __init__(self, kind: type[HalteresError], where: str) -> None:
-        self._kind, self._where = kind, where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if isinstance(error, Exception) and not isinstance(error, HalteresError):
-            raise self._kind(f"{self._where} raised {type(error).__name__}: {error}.") from error
+    try:
+        yield
+    except HalteresError:
+        raise
+    except Exception as error:
+        raise kind(f"{where} raised {type(error).__name__}: {error}.") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -183,10 +174,10 @@ def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str
     """
     names = list(known)
     guess = nearest(name, names)
-    told = sorted(names) if len(names) <= MOST_TOLD else names[-FEW_TOLD:]
-    more = f" and {len(names) - len(told)} more" if len(told) < len(names) else ""
-    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(told) or 'none'}{more}."
-    return kind(f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=told)
+    listed = sorted(names) if len(names) <= MOST_TOLD else names[-FEW_TOLD:]
+    more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(listed) or 'none'}{more}."
+    return kind(f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=listed)
 
 
 def shortened(text: str, most: int = 200) -> str:
@@ -199,10 +190,8 @@ def as_failed_future(error: HalteresError) -> dict[str, Any]:
 
     Clients keep the text alone: it begins with the error's code, which `failed_future` reads.
     """
-    return {
-        "error": f"[{error.code}] {error.sentence}",
-        "category": "user" if isinstance(error, UserError) else "server",
-    }
+    category = "user" if isinstance(error, UserError) else "server"
+    return {"error": f"[{error.code}] {error.sentence}", "category": category}
 
 
 def failed_future(text: str) -> tuple[str, str]:
@@ -217,19 +206,19 @@ def failed_future(text: str) -> tuple[str, str]:
 
 def as_http(error: HalteresError) -> dict[str, Any]:
     """The body of a 4xx or 5xx answer; `detail` is what FastAPI-shaped clients show."""
-    return {"detail": error.sentence, "code": error.code, **{k: v for k, v in error.details.items() if v is not None}}
+    return {"detail": error.sentence, "code": error.code, **_given(error.details)}
 
 
 def as_answer(error: HalteresError) -> dict[str, Any]:
     """A tool's or command's answer."""
-    return {
-        "error": " ".join(part for part in (error.what, error.why) if part),
-        "code": error.code,
-        **{k: v for k, v in error.details.items() if v is not None},
-        "next": for_agents(error.next),
-    }
+    what = " ".join(part for part in (error.what, error.why) if part)
+    return {"error": what, "code": error.code, **_given(error.details), "next": for_agents(error.next)}
 
 
 def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for whoever tells of its end."""
     return {"code": error.code, "what": error.what, "why": error.why, "next": str(error.next)}
+
+
+def _given(details: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in details.items() if value is not None}

@@ -1,8 +1,4 @@
-"""Small dealings with files that every room has.
-
-Owns: replacing a file whole, linking one, reading the end of one; reading one that may be damaged, or none at all.
-Never: knows what a file means.
-"""
+"""Replacing a file whole, linking one, reading one that may be damaged, no regular file, or none at all."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ import msgspec
 
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is looked at: a log line is short, a log may be long."""
-
 
 MOST_BYTES = 256 * 1024 * 1024
 """A larger file is none that is read whole."""

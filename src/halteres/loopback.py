@@ -1,10 +1,4 @@
-"""What it means to serve on the loopback only: the socket, who may talk through it, how the serving ends.
-
-Owns: listening sockets of our servers, the sentence for a port that is taken, the check that a request names this
-machine and comes from no foreign page (DNS rebinding, cross-site requests); that a signal ends a server in order;
-a bound on what a server reads, and that a request says but once how long it is.
-Never: routes, authenticates anybody, listens on another address unless its caller does (`beyond`).
-"""
+"""Serving this machine alone: the listening socket, which requests name this machine, how the serving ends."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -28,6 +21,12 @@ HOST = "127.0.0.1"
 
 LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
 
+BACKLOG = 1024
+"""Connections that wait while a server starts or restarts."""
+
+MOST_HEAD_BYTES = 2**16
+"""Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
+
 
 class Foreign(UserError):
     """A request that came by another name, or from another page."""
@@ -41,8 +40,16 @@ FOREIGN = Foreign(
     "Use its 127.0.0.1 address.",
 )
 
-BACKLOG = 1024
-"""Connections that wait while a server starts or restarts."""
+
+class AmbiguousLength(UserError):
+    """A request whose body ends in two places."""
+
+    code, status = "ambiguous_length", 400
+
+
+TWO_LENGTHS = AmbiguousLength(
+    "This request was not read.", "It has Content-Length and Transfer-Encoding both.", "Send one of them."
+)
 
 
 def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST, beyond: bool = False) -> socket.socket:
@@ -60,8 +67,12 @@ def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST,
     """
     if descriptor is not None:
         return _inherited(descriptor, beyond)
-    family, address = _resolved(host, port)
-    if not beyond and not is_loopback(address[0]):
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise InvalidConfig(f"'{host}' is no address.", f"{error.strerror}.", "Name one of this machine.") from error
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1
+    if not beyond and not is_loopback(str(address[0])):
         raise InvalidConfig(f"{host} is no address of the loopback.", f"This server has no keys and stays on {HOST}.")
     # The protocol is named because asyncio turns Nagle's algorithm (40 ms per answer) off only where it sees TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -70,45 +81,29 @@ def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST,
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise Conflict(
-            f"Port {port} of {host} cannot be used.",
-            f"{error.strerror}.",
-            "Name another with --port; 0 takes a free one.",
-        ) from error
+        next = "Name another with --port; 0 takes a free one."
+        raise Conflict(f"Port {port} of {host} cannot be used.", f"{error.strerror}.", next) from error
     bound.listen(BACKLOG)
     return bound
 
 
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+def _inherited(descriptor: int, beyond: bool) -> socket.socket:
+    what = f"File descriptor {descriptor} cannot be listened on."
+    next = "Hand down a TCP socket of 127.0.0.1, or --port."
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise InvalidConfig(f"'{host}' is no address.", f"{error.strerror}.", "Name one of this machine.") from error
-    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1
-    return family, address
+        raise InvalidConfig(what, f"{error.strerror}.", next) from error
+    address = found.getsockname()
+    if found.family != socket.AF_INET or not (beyond or address[0] == HOST):
+        found.close()
+        raise InvalidConfig(what, f"It is bound to {address!r}; this server has no keys and stays on {HOST}.", next)
+    return found
 
 
 def is_loopback(address: str) -> bool:
     """Whether what listens at this address is reached from this machine alone."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _inherited(descriptor: int, beyond: bool) -> socket.socket:
-    try:
-        found = socket.socket(fileno=descriptor)
-    except OSError as error:
-        raise _unusable(descriptor, f"{error.strerror}.") from error
-    address = found.getsockname()
-    if found.family != socket.AF_INET or not (beyond or address[0] == HOST):
-        found.close()
-        raise _unusable(descriptor, f"It is bound to {address!r}; this server has no keys and stays on {HOST}.")
-    return found
-
-
-def _unusable(descriptor: int, why: str) -> InvalidConfig:
-    return InvalidConfig(
-        f"File descriptor {descriptor} cannot be listened on.", why, "Hand down a TCP socket of 127.0.0.1, or --port."
-    )
 
 
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
@@ -117,10 +112,6 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
     known = ipaddress.ip_address(address.partition("%")[0])
     name = HOST if known.is_unspecified else f"[{address}]" if known.version == 6 else address
     return f"{scheme}://{name}:{port}"
-
-
-MOST_HEAD_BYTES = 2**16
-"""Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
 
 
 class Server(uvicorn.Server):
@@ -155,17 +146,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class AmbiguousLength(UserError):
-    """A request whose body ends in two places."""
-
-    code, status = "ambiguous_length", 400
-
-
-TWO_LENGTHS = AmbiguousLength(
-    "This request was not read.", "It has Content-Length and Transfer-Encoding both.", "Send one of them."
-)
-
-
 class OneLength:
     """ASGI middleware: 400, and the connection's end, for a request with Content-Length and Transfer-Encoding.
 
@@ -178,13 +158,11 @@ class OneLength:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] == "http" and {b"content-length", b"transfer-encoding"} <= {
-            name for name, _ in scope["headers"]
-        }:
-            answer = {**as_http(TWO_LENGTHS), **as_answer(TWO_LENGTHS)}
-            await JSONResponse(answer, TWO_LENGTHS.status, {"Connection": "close"})(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set[bytes]()
+        if {b"content-length", b"transfer-encoding"} <= names:
+            await _refuse(TWO_LENGTHS, {"Connection": "close"})(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 class LocalOnly:
@@ -195,10 +173,12 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        if scope["type"] == "http" and is_foreign(Headers(scope=scope)):
-            await JSONResponse({**as_http(FOREIGN), **as_answer(FOREIGN)}, FOREIGN.status)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        is_refused = scope["type"] == "http" and is_foreign(Headers(scope=scope))
+        await (_refuse(FOREIGN) if is_refused else self.app)(scope, receive, send)
+
+
+def _refuse(error: UserError, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({**as_http(error), **as_answer(error)}, error.status, headers)
 
 
 def is_foreign(headers: Headers) -> bool:
@@ -221,10 +201,9 @@ async def body_within(request: Request, limit: int, too_large: HalteresError) ->
     Raises:
         HalteresError: `too_large`, as soon as more has come.
     """
-    size, chunks = 0, list[bytes]()
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
+        body += chunk
+        if len(body) > limit:
             raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return bytes(body)

@@ -1,12 +1,9 @@
 """The losses by name: what each reads, which settings it has, what they are where a request says nothing.
 
-Owns: that table and the sentences about names and settings; formulas are each engine's own.
-Never: looks at data, computes.
-
-Source: the Tinker API's losses. Two defaults are not public and ours: dro's beta (the documentation's example), and
-gspo's thresholds, which are those of its paper (arXiv 2507.18071, section 5.1: 3e-4 and 4e-4 about 1).
-Thresholds are ratios, not distances from 1. Of stable_reinforce only the name, the inputs and the setting kl_coeff are
-public; the formula is ours.
+Formulas are each engine's own. Source: the Tinker API's losses. Two defaults are not public and ours: dro's beta (the
+documentation's example), and gspo's thresholds, which are those of its paper (arXiv 2507.18071, section 5.1: 3e-4 and
+4e-4 about 1). Thresholds are ratios, not distances from 1. Of stable_reinforce the name, the inputs and the setting
+kl_coeff are public alone; the formula is ours.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from halteres.errors import InvalidData, nearest
 CLIP_LOW, CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
 CUSTOM = "custom"
 STABLE_REINFORCE = "stable_reinforce"
-"""Computed by a formula of ours, for the hosted service's is not public."""
 SEQUENCE_RATIO_MASK = "sequence_ratio_mask"
 
 _SAMPLED = ("logprobs", "advantages")
@@ -72,7 +68,10 @@ def complete_settings(name: str, config: Mapping[str, float]) -> Mapping[str, fl
     """
     kind = find_kind(name)
     for key, value in config.items():
-        _check_setting(name, kind, key, value)
+        if key not in kind.config:
+            raise _unknown_setting(name, key)
+        if not math.isfinite(value) or value < 0:
+            raise InvalidData(f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0.")
     settings = {**kind.config, **config}
     if kind.clips and settings[CLIP_LOW] > settings[CLIP_HIGH]:
         raise InvalidData(
@@ -97,15 +96,12 @@ def find_kind(name: str) -> LossKind:
     raise InvalidData(f"There is no loss '{name}'.", why, hint, did_you_mean=guess, allowed=known)
 
 
-def _check_setting(name: str, kind: LossKind, key: str, value: float) -> None:
-    if key not in kind.config:
-        known = f"It has: {', '.join(kind.config)}." if kind.config else "It has none."
-        meant = nearest(key, {setting for other in LOSSES.values() for setting in other.config})
-        having = [other for other, its in LOSSES.items() if meant in its.config]
-        if having and name not in having:
-            known = f"{known} Losses with '{meant}': {', '.join(having)}."
-        raise InvalidData(
-            f"The loss {name} has no setting '{key}'.", known, "Leave it out.", did_you_mean=nearest(key, kind.config)
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InvalidData(f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0.")
+def _unknown_setting(name: str, key: str) -> InvalidData:
+    own = LOSSES[name].config
+    known = f"It has: {', '.join(own)}." if own else "It has none."
+    meant = nearest(key, {setting for other in LOSSES.values() for setting in other.config})
+    having = [other for other, its in LOSSES.items() if meant in its.config]
+    if having and name not in having:
+        known = f"{known} Losses with '{meant}': {', '.join(having)}."
+    what = f"The loss {name} has no setting '{key}'."
+    return InvalidData(what, known, "Leave it out.", did_you_mean=nearest(key, own))

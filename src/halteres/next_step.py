@@ -1,8 +1,4 @@
-"""What to do next, as values: a call of the agent's tools, which each reader gets in words of its own; several of them.
-
-Owns: how a call is written out for an agent to make, and the command of a shell that does the same.
-Never: makes the call; knows which arguments a tool takes.
-"""
+"""What to do next, as values: a call of the agent's tools, written out as a call or as a shell's command; several."""
 
 from __future__ import annotations
 
@@ -54,13 +50,10 @@ class NextStep:
     @property
     def for_agents(self) -> str:
         """What it is for, and the call."""
-        return self._with(self.call)
+        return f"{self.reason}: {self.call}" if self.reason else self.call
 
     def __str__(self) -> str:
-        return self._with(self.command)
-
-    def _with(self, text: str) -> str:
-        return f"{self.reason}: {text}" if self.reason else text
+        return f"{self.reason}: {self.command}" if self.reason else self.command
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +79,8 @@ class Remedy:
         return replace(self, steps=tuple(dropwhile(lambda step: step.tool in tools, self.steps)))
 
     def __str__(self) -> str:
-        words = " ".join(part for part in (self.words, _in_order(self.later)) if part)
-        return "; ".join(part for part in (_in_order(self.steps), words) if part)
-
-
-def _in_order(steps: tuple[NextStep, ...]) -> str:
-    return " then ".join(step.call for step in steps)
+        now, later = (" then ".join(step.call for step in steps) for steps in (self.steps, self.later))
+        return "; ".join(part for part in (now, f"{self.words} {later}".strip()) if part)
 
 
 def for_agents(following: str | NextStep) -> str:

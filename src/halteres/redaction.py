@@ -1,9 +1,5 @@
-"""Secrets that must not leave this process: known values become `***` in every text.
-
-Owns: which values are secret (those of variables and of settings that are named like one), how they are struck out of
-texts and JSON; what a terminal must not get of a text that others wrote.
-Never: stores a secret.
-"""
+"""Secrets that must not leave this process: known values become `***` in every text, and in JSON what settings named
+like secrets are set to; and what a terminal must not get of a text that others wrote."""
 
 from __future__ import annotations
 
@@ -24,16 +20,6 @@ LONG = 16
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-
-def printable(text: str) -> str:
-    """A text that others wrote, for a terminal or a page of Markdown: it moves no cursor, sets no title, hides nothing.
-
-    >>> printable("10 %\\r\\x1b[32mdone\\x1b[0m\\x07")
-    '10 %?done?'
-    """
-    return _CONTROL.sub("?", _ESCAPES.sub("", text))
-
-
 _TASK = "item"
 """A key whose value is a task of an environment: what is called `answer_key` in there is no setting."""
 
@@ -45,7 +31,16 @@ _NO_SECRET = re.compile(
 """Names that end like a secret's: a token of a tokenizer, a number of tokens, a column of a data set."""
 
 _NAMES, _VALUES = ("name", "field"), ("value", "current_value", "locked_value", "default", "got")
-"""Keys by which an answer tells of one setting: what it is called, what it is set to."""
+"""Keys by which an answer describes one setting: what it is called, what it is set to."""
+
+
+def printable(text: str) -> str:
+    """A text that others wrote, for a terminal or a page of Markdown: it moves no cursor, sets no title, hides nothing.
+
+    >>> printable("10 %\\r\\x1b[32mdone\\x1b[0m\\x07")
+    '10 %?done?'
+    """
+    return _CONTROL.sub("?", _ESCAPES.sub("", text))
 
 
 class Redactor:
@@ -75,7 +70,7 @@ class Redactor:
     def json(self, value: Any) -> Any:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
         in its own place struck out whatever it is."""
-        named = {text for text in _secret_settings(value) if _is_found_elsewhere(text)}
+        named = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
         return (Redactor({*self._secrets, *named}) if named else self)._struck(value)
 
     def _struck(self, value: Any, *, in_task: bool = False) -> Any:
@@ -83,10 +78,10 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            about = _about(value)
+            secret = set[Any]() if in_task else _secret_names(value)
             return {
                 self.text(str(name)): _blank(item)
-                if not in_task and _holds_secret(name, about)
+                if name in secret
                 else self._struck(item, in_task=in_task or name == _TASK)
                 for name, item in value.items()
             }
@@ -95,28 +90,24 @@ class Redactor:
         return value
 
 
-def _about(value: Mapping[Any, Any]) -> str:
-    """The setting that this part of an answer tells of; empty where it tells of none."""
-    return next((named for key in _NAMES if isinstance(named := value.get(key), str)), "")
+def _secret_names(value: Mapping[Any, Any]) -> set[Any]:
+    """Keys whose value is that of a setting named like a secret: by the key, or by the setting that this describes."""
+
+    def is_secret(name: str) -> bool:
+        return environ.is_secret(name) and not _NO_SECRET.search(name)
+
+    described = next((named for key in _NAMES if isinstance(named := value.get(key), str)), "")
+    return {name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))}
 
 
-def _holds_secret(name: Any, about: str) -> bool:
-    """Whether what is under this name is the value of a setting named like a secret."""
-    return _is_secret_setting(str(name)) or (name in _VALUES and _is_secret_setting(about))
-
-
-def _is_secret_setting(name: str) -> bool:
-    return environ.is_secret(name) and not _NO_SECRET.search(name)
-
-
-def _is_found_elsewhere(text: str) -> bool:
+def _is_unlike_a_word(text: str) -> bool:
     """Whether a text is so unlike a word that it is a secret wherever it stands."""
     is_mixed = any(letter.isdigit() for letter in text) and any(letter.isalpha() for letter in text)
     return len(text) >= LONG or (len(text) >= SHORTEST and is_mixed)
 
 
 def _blank(value: Any) -> Any:
-    """A secret's value struck out; what is empty, a switch or a figure stays, and tells that it is."""
+    """A secret's value struck out; what is empty, a switch or a figure stays, and shows that it is."""
     if isinstance(value, Mapping):
         return {name: _blank(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -124,18 +115,15 @@ def _blank(value: Any) -> Any:
     return value if value in (None, "") or isinstance(value, bool | float) else STRUCK
 
 
-def _secret_settings(value: Any) -> Iterator[str]:
-    """The texts that settings named like secrets are set to, wherever a JSON value shows one."""
+def _secret_settings(value: Any) -> list[Any]:
+    """What settings named like secrets are set to, wherever a JSON value shows one."""
     if isinstance(value, Mapping):
-        about = _about(value)
-        for name, item in value.items():
-            if _holds_secret(name, about):
-                yield from _texts(item)
-            elif name != _TASK:
-                yield from _secret_settings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _secret_settings(item)
+        secret = _secret_names(value)
+        others = [item for name, item in value.items() if name not in secret and name != _TASK]
+        return [value[name] for name in secret] + [found for item in others for found in _secret_settings(item)]
+    if isinstance(value, list | tuple):
+        return [found for item in value for found in _secret_settings(item)]
+    return []
 
 
 def _texts(value: Any) -> Iterator[str]:

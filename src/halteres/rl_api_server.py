@@ -1,9 +1,7 @@
-"""`uvicorn halteres.rl_api_server:app --port 8080`: the control server under the name that the seed's client tells.
+"""`uvicorn halteres.rl_api_server:app --port 8080`: the control server under the name that the seed's client names.
 
-Owns: the name; that uvicorn's process becomes one of ours, with the first thing that is asked of the app.
-Never: serves another machine, whatever address uvicorn is given; does anything at import.
-
-`halteres serve control` starts the same app, and ends waiting calls in order.
+`halteres serve control` starts the same app, and ends waiting calls in order. This machine alone is served, whatever
+address uvicorn is given; nothing is done at import.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import logging
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres import process
-
-UVICORN = ("uvicorn", "uvicorn.access", "uvicorn.error")
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +34,7 @@ def _begun() -> ASGIApp:
 
     process.begin("control")
     logging.getLogger("mcp").setLevel(logging.WARNING)
-    for name in UVICORN:  # uvicorn has set up handlers of its own, which strike nothing out
+    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):  # whose own handlers strike nothing out
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True

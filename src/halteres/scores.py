@@ -1,8 +1,4 @@
-"""Scores of texts: what is scored, what a scorer gives, in which units; who is best.
-
-Owns: the nouns that those who score and those who ask for scores share.
-Never: scores, talks to a server.
-"""
+"""Scores of texts: what is scored, what a scorer gives, in which units; who is best."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Tokens and chat templates, without torch.
-
-Owns: a tokenizer folder read with the `tokenizers` library; where a word may begin in a text that is not whole yet.
-Never: downloads.
-"""
+"""Tokens and chat templates of a model's folder, without torch and without transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 """{"role": str, "content": str}, further keys go to the template."""
 
-
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
 
@@ -31,11 +26,8 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise NotFound(
-                f"The folder {folder} holds no tokenizer.",
-                "tokenizer.json is missing.",
-                "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
-            )
+            next = "Name a model folder in Hugging Face format, or 'halteres/tiny'."
+            raise NotFound(f"The folder {folder} holds no tokenizer.", "tokenizer.json is missing.", next)
         import tokenizers  # these two take longer than all else that a process imports which only names the type
 
         from halteres.chat_template import read_templates
@@ -43,12 +35,12 @@ class Tokenizer:
         self.folder = folder
         self._tokens = tokenizers.Tokenizer.from_file(str(file))
         config = _json(folder / "tokenizer_config.json")
-        self.specials = {
-            name: _text(config[name]) for name in ("bos_token", "eos_token", "pad_token") if config.get(name)
-        }
-        generation = _json(folder / "generation_config.json")
-        self.eos_token_ids = _ids(generation.get("eos_token_id", self._id(self.specials.get("eos_token"))))
-        self.pad_token_id = self._id(self.specials.get("pad_token"))
+        given = {name: config[name] for name in ("bos_token", "eos_token", "pad_token") if config.get(name)}
+        self.specials = {name: one["content"] if isinstance(one, dict) else one for name, one in given.items()}
+        ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}
+        ends = _json(folder / "generation_config.json").get("eos_token_id", ids.get("eos_token"))
+        self.eos_token_ids: tuple[int, ...] = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
+        self.pad_token_id = ids.get("pad_token")
         template = folder / "chat_template.jinja"
         self._templates = read_templates(template.read_text() if template.is_file() else config.get("chat_template"))
 
@@ -56,9 +48,8 @@ class Tokenizer:
     def eos_token_id(self) -> int:
         """The token that ends an answer."""
         if not self.eos_token_ids:
-            raise NotFound(
-                f"The tokenizer in {self.folder} names no end token.", next="Set eos_token in tokenizer_config.json."
-            )
+            what = f"The tokenizer in {self.folder} names no end token."
+            raise NotFound(what, next="Set eos_token in tokenizer_config.json.")
         return self.eos_token_ids[0]
 
     @property
@@ -98,9 +89,8 @@ class Tokenizer:
         """
         found = self._template(with_tools=bool(extra.get("tools")))
         if found is None:
-            raise InvalidData(
-                f"The tokenizer in {self.folder} has no chat template.", next="Send a plain prompt instead."
-            )
+            what = f"The tokenizer in {self.folder} has no chat template."
+            raise InvalidData(what, next="Send a plain prompt instead.")
         try:
             return found.render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
@@ -123,9 +113,6 @@ class Tokenizer:
         default = self._templates.get("default")
         return self._templates.get("tool_use", default) if with_tools else default
 
-    def _id(self, token: str | None) -> int | None:
-        return None if token is None else self._tokens.token_to_id(token)
-
 
 @lru_cache(maxsize=8)
 def load_tokenizer(folder: str) -> Tokenizer:
@@ -144,13 +131,3 @@ def beginning(text: str, words: Sequence[str]) -> int:
 
 def _json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.is_file() else {}
-
-
-def _text(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else token
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)

@@ -4,9 +4,8 @@
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Owns: telling them from the text around them, while it comes or when it is whole; the words that tell a model of its
-tools where its chat template has no place for them.
-Never: calls anything; drops what it cannot read: that stays text, or is a call with an error.
+They are told from the text around them while it comes, or when it is whole. What cannot be read is never dropped: it
+stays text, or is a call with an error.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ To call one, write:
 </tool_call>"""
 
 
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """The model wants a tool called."""
@@ -43,7 +38,7 @@ class ToolCall:
     name: str  # empty where it cannot be read
     arguments: Mapping[str, Any] | None  # None: it cannot be read
     error: str | None = None  # why it cannot be read
-    id: str = field(default_factory=_call_id)
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
     @property
     def arguments_json(self) -> str:
@@ -63,8 +58,8 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """What a whole answer says and what it calls; a call that cannot be read says why."""
     parts = ToolReader(keeps_broken=True).add(text, last=True)
-    said = "".join(part for part in parts if isinstance(part, str))
-    return said, tuple(part for part in parts if isinstance(part, ToolCall))
+    prose = "".join(part for part in parts if isinstance(part, str))
+    return prose, tuple(part for part in parts if isinstance(part, ToolCall))
 
 
 class ToolReader:
@@ -86,22 +81,27 @@ class ToolReader:
         parts: list[str | ToolCall] = []
         while (found := self._held.find(CLOSE if self._inside else OPEN)) >= 0:
             before, self._held = self._held[:found], self._held[found + len(CLOSE if self._inside else OPEN) :]
-            parts += self._called(before, CLOSE) if self._inside else self._said(before.rstrip())
+            parts += self._call(before, CLOSE) if self._inside else self._text(before.rstrip())
             self._inside = not self._inside
         if last:
-            parts += self._called(self._held, "") if self._inside else self._said(self._held)
+            parts += self._call(self._held, "") if self._inside else self._text(self._held)
             self._held = ""
         elif not self._inside:
             certain = len(self._held[: beginning(self._held, [OPEN])].rstrip())
-            parts += self._said(self._held[:certain])
+            parts += self._text(self._held[:certain])
             self._held = self._held[certain:]
         return parts
 
-    def _said(self, text: str) -> list[str | ToolCall]:
+    def _text(self, text: str) -> list[str | ToolCall]:
         return [text] if text and not (self.calls and text.isspace()) else []
 
-    def _called(self, text: str, closed_by: str) -> list[str | ToolCall]:
-        call = _read(text, self.calls)
+    def _call(self, text: str, closed_by: str) -> list[str | ToolCall]:
+        try:
+            written = msgspec.json.decode(text.strip(), type=_Written)
+            call = ToolCall(index=self.calls, name=written.name, arguments=written.arguments)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            why = f"The call cannot be read: {error}."
+            call = ToolCall(index=self.calls, name="", arguments=None, error=why)
         if call.error is not None and not self._keeps_broken:
             return [OPEN + text + closed_by]
         self.calls += 1
@@ -111,11 +111,3 @@ class ToolReader:
 class _Written(msgspec.Struct):
     name: str
     arguments: dict[str, Any] = {}
-
-
-def _read(text: str, index: int) -> ToolCall:
-    try:
-        written = msgspec.json.decode(text.strip(), type=_Written)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        return ToolCall(index=index, name="", arguments=None, error=f"The call cannot be read: {error}.")
-    return ToolCall(index=index, name=written.name, arguments=written.arguments)

@@ -1,8 +1,4 @@
-"""The values that cross rooms.
-
-Owns: frozen nouns, each field with its unit. Imports nothing of ours.
-Never: reads a wire or a file; the rooms translate at their edges.
-"""
+"""The values that cross rooms: frozen nouns, each field with its unit."""
 
 from __future__ import annotations
 

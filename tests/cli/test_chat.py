@@ -14,7 +14,7 @@ from rewards.scorers import Scripted
 from rich.console import Console
 
 from halteres.cli.chat import Wording, chat, wording_of
-from halteres.cli.summary import tell
+from halteres.cli.follow import summarise
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
@@ -166,7 +166,7 @@ def test_words_are_never_cut_and_an_example_is_a_task_of_the_run(trained: RunDir
 def test_the_end_of_a_run_names_a_question_of_its_own(trained: RunDirectory) -> None:
     roll_out(trained, *TASKS)
     console = Console(file=io.StringIO(), width=200)
-    tell(trained, trained.state(), console)
+    summarise(trained, trained.state(), console)
     said = cast("io.StringIO", console.file).getvalue()
     (question,) = shlex.split(said.partition("next:")[2])[3:]
     assert question in TASKS

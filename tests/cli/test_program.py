@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from halteres.cli.doctor import checks
+from halteres.agent.checks import machine_checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.adapter import newest_policy
@@ -85,7 +85,7 @@ def test_environments_are_listed_with_their_files(halteres: Program) -> None:
 
 
 def test_the_doctor_finds_this_machine_ready(finished: RunDirectory) -> None:
-    found = {check.name: check for check in checks()}
+    found = {check.name: check for check in machine_checks()}
     assert found["built-in model"].ok
     assert found["torch"].ok
     assert found["HALTERES_HOME"].ok

@@ -14,8 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from halteres.cli import runs
-from halteres.cli.follow import LiveView, PlainView, follow
-from halteres.cli.summary import tell
+from halteres.cli.follow import LiveView, PlainView, follow, summarise
 from halteres.errors import ProcessFailed
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
@@ -96,7 +95,7 @@ def test_a_person_is_told_where_metrics_are_forwarded_to_and_what_is_wrong_with_
     assert "https://wandb.ai/x" in text(console)
     assert set(lines) <= set(halteres("runs", "status", "aaaa").stdout.splitlines())
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     assert "wandb:   online: https://wandb.ai/x" in text(console).splitlines()
 
 
@@ -144,7 +143,7 @@ def test_an_evaluation_whose_tasks_failed_says_of_how_many_its_figure_is(finishe
     assert line in text(console)
     assert line in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     assert re.search(r"tasks failed, left out +0 of 0 +3 of 4", text(console))
 
 
@@ -186,7 +185,7 @@ def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: R
 
 def test_the_end_tells_figures_answers_places_and_the_next_command(finished: RunDirectory) -> None:
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     shown = text(console)
     assert "25.0%" in shown
     assert "75.0%" in shown
@@ -200,7 +199,7 @@ def test_a_failed_run_is_an_error_with_the_runs_own_sentence(finished: RunDirect
     file = finished.path / "run.json"
     write_state(file, msgspec.structs.replace(read_state(file), status="failed", error="Trainer exited with code 1."))
     with pytest.raises(ProcessFailed, match=r"Run aaaa1111 failed\. Trainer exited with code 1\."):
-        tell(finished, finished.state(), pipe())
+        summarise(finished, finished.state(), pipe())
 
 
 def test_the_status_of_a_reward_training_names_the_command_that_goes_on_with_it(finished: RunDirectory) -> None:
@@ -215,11 +214,11 @@ def test_a_stopped_run_offers_to_go_on(finished: RunDirectory) -> None:
     file = finished.path / "run.json"
     write_state(file, msgspec.structs.replace(read_state(file), status="stopped"))
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     assert "halteres train --resume aaaa1111" in text(console)
     (finished.path / "checkpoints.jsonl").unlink()
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     assert "--resume" not in text(console)
 
 
@@ -228,7 +227,7 @@ def test_the_command_at_the_end_of_a_failure_runs_into_no_other(finished: RunDir
     error = "Its supervisor is gone. Go on from step 2: halteres train --resume aaaa1111"
     write_state(file, msgspec.structs.replace(read_state(file), status="failed", error=error))
     with pytest.raises(ProcessFailed) as failed:
-        tell(finished, finished.state(), pipe())
+        summarise(finished, finished.state(), pipe())
     told = "halteres train --resume aaaa1111. Read its logs: halteres runs logs aaaa1111"
     assert failed.value.sentence.endswith(told)
 
@@ -236,7 +235,7 @@ def test_the_command_at_the_end_of_a_failure_runs_into_no_other(finished: RunDir
 def test_after_a_run_of_several_turns_its_rollouts_are_the_next_thing_to_see(finished: RunDirectory) -> None:
     (finished.path / "config.yaml").write_text("env: {max_turns: 16}")
     console = pipe()
-    tell(finished, finished.state(), console)
+    summarise(finished, finished.state(), console)
     assert "next:    halteres rl get-rollouts aaaa1111" in text(console)
 
 

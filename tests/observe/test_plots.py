@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from halteres.observe.canvas import Canvas
-from halteres.observe.marks import margins_of
-from halteres.observe.plots import moving_average, plot_reward_training, plot_run, plot_runs, sparkline
+from halteres.observe.plots import margins_of, moving_average, plot_reward_training, plot_run, plot_runs, sparkline
 
 ROWS = [
     {"step": 0, "src": "eval", "eval/percent_correct": 0.3, "eval/percent_correct_greedy": 0.4},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.config import outline
+from halteres.config import discovery
 from halteres.config.discovery import EnvironmentBroken, discover, find_environment
 from halteres.errors import NotFound
 
@@ -245,8 +245,8 @@ def test_other_packages_offer_environments_by_entry_points_and_are_not_imported(
 
 def test_files_are_read_again_only_where_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    parse = outline.ast.parse
-    monkeypatch.setattr(outline.ast, "parse", lambda text, filename: read.append(filename) or parse(text, filename))
+    parse = discovery.ast.parse
+    monkeypatch.setattr(discovery.ast, "parse", lambda text, filename: read.append(filename) or parse(text, filename))
     folder(tmp_path, chess=PLAIN, go=PLAIN)
     discover([tmp_path])
     first = len(read)

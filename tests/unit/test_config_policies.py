@@ -11,7 +11,7 @@ from halteres.config.files import resolve_settings
 from halteres.config.policies import DEFAULT, HERMES_COMPAT, Caps, Policy, PolicyCap, load_policy
 from halteres.config.problem import LockedField
 from halteres.config.projection import Addresses, to_seed_format
-from halteres.config.sources import resolved as effective
+from halteres.config.projection import resolved as effective
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -10,9 +11,10 @@ import textwrap
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from halteres.config import program, remembered
+from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.environ import for_child
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program, last_failure
@@ -158,18 +160,17 @@ def test_a_file_that_changed_or_whose_neighbour_did_is_asked_again(
 
 
 def test_what_is_remembered_is_bounded_and_never_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MOST_KEPT", 4)
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    for number in range(remembered.MOST_FILES + 2):
-        remembered.remember(str(number), number)
     folder = tmp_path / "home" / "cache" / "environments"
-    assert len(list(folder.iterdir())) <= remembered.MOST_FILES
-    assert remembered.recall(str(remembered.MOST_FILES + 1)) == remembered.MOST_FILES + 1
+    for number in range(6):
+        broken(tmp_path, f"{number} / 0\n")
+    assert len(list(folder.iterdir())) <= 4
     for kept in folder.iterdir():
         kept.write_text("{ half")
-    assert remembered.recall(str(remembered.MOST_FILES + 1)) is None
+    assert last_failure(tmp_path / "an_env.py") is None
     monkeypatch.setenv("HALTERES_HOME", "/dev/null/nowhere")
-    remembered.remember("x", 1)
-    assert remembered.recall("x") is None
+    assert describe(file(tmp_path, STANDIN.read_text()), {}).config["difficulty"] == 1
 
 
 def test_a_file_that_failed_is_known_to_until_it_is_mended(tmp_path: Path) -> None:
@@ -270,17 +271,10 @@ def test_a_working_directory_is_one_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_description_is_written_and_read_without_loss() -> None:
-    item = {"field": "x", "got": 1, "rule": "r", "did_you_mean": None, "suggest": (1, 2)}
-    told = Description.of({"schema": {"properties": {}}, "config": {"x": 1}, "problems": [item]})
-    assert Description.of(told.told()) == told
-
-
-def test_descriptions_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MOST_KEPT", 2)
-    environment = file(tmp_path, STANDIN.read_text())
-    for difficulty in range(4):
-        program.confirm(environment, {"difficulty": difficulty}, Description(schema={}, config={}))
-    assert len(program._told) == 2
+    item = {"field": "x", "got": 1, "rule": "input should be 2", "did_you_mean": None, "suggest": (1, 2)}
+    found = Description.of({"schema": {"properties": {}}, "config": {"x": 1}, "problems": [item]})
+    assert (found.problems[0].field, found.problems[0].rule) == ("env.x", "must be 2")
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), Description) == found
 
 
 def test_an_environment_that_is_asked_ends_with_whoever_asks(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from halteres.cli.main import app
 from halteres.errors import Conflict, InvalidData, ServerError, UserError
 from halteres.models import TINY, builtin_path, model_folder, stored_models
 from halteres.models.gguf import read_gguf
-from halteres.models.hub_cache import HubCache
-from halteres.models.model_store import ModelStore
+from halteres.models.model_store import HubCache, ModelStore
 from halteres.text import load_tokenizer
 
 TEXTS = ("What is 12345 + 67?", "It's  two\n\n spaces ", "<|im_start|>user\nhi<|im_end|>", "e\u0301 is not \u00e9 🎲")

@@ -15,9 +15,7 @@ from contract.requirements import proves
 from halteres.config import environ
 from halteres.errors import Conflict, NotFound, NotReady, UserError
 from halteres.models import TINY, builtin_path, model_folder, names_of
-from halteres.models.download import download
-from halteres.models.hub_cache import HubCache
-from halteres.models.model_store import LLAMA_3_TOKENIZERS, ModelStore, checked_name, suggested_name
+from halteres.models.model_store import LLAMA_3_TOKENIZERS, HubCache, ModelStore, checked_name, download, suggested_name
 from halteres.service.base import base_model
 from halteres.text import load_tokenizer
 

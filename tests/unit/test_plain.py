@@ -73,7 +73,7 @@ def test_a_process_that_is_born_with_a_proxy_asks_none(url: str) -> None:
 def test_a_refusal_carries_status_and_what_the_server_said(url: str) -> None:
     with pytest.raises(Refused, match="Not yet") as refused:
         get_json(f"{url}/refused", 5)
-    assert (refused.value.answered, refused.value.told) == (503, {"detail": "Not yet."})
+    assert refused.value.answered == 503
     with pytest.raises(Refused, match="oh"):
         get_json(f"{url}/broken", 5)
 

@@ -8,7 +8,7 @@ Never: removes a run, a model, a test under way, or anything that somebody gave 
     looks/             as long as their run goes on
     cache/*.png        the newest PICTURES; they are drawn again when asked for
     runs/.new-*        of a start that was killed: a day
-    cache/environments see config/remembered.py
+    cache/environments see config/program.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`halteres chat`: ask what a run has trained, in the words of its environment's prompts.
 
-Owns: those words, learnt from the prompts that the run has recorded: whatever wrote them, a template, code, somebody
-else's environment.
-Never: runs the environment; keeps what was said: every question is one prompt, as in training.
+The words are learnt from the prompts that the run has recorded, whatever wrote them: a template, code, somebody else's
+environment. Every question is one prompt, as in training.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ import typer
 from halteres.redaction import printable
 
 if TYPE_CHECKING:
+    from halteres.rewards.scorer import Scorer
     from halteres.runs.directory import RunDirectory
 
 GAP = "[...]"
@@ -59,7 +59,10 @@ def chat(
     recorded too few prompts, a question is sent as it is, with the environment's system prompt. Each is asked anew: the
     policy is told nothing of those before.
     """
+    import asyncio
+
     from halteres.errors import InvalidConfig
+    from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
     from halteres.runs.reading.adapter import newest_policy
     from halteres.runs.served import post, served
@@ -72,23 +75,31 @@ def chat(
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)
     words = wording_of(directory)
-    typer.echo(printable(_explained(words)), err=True)
-    with _best_by(reward) as best_first, served(base, directory) as service:
+    explanation = "The run has recorded too few prompts to learn their words: a question is sent as it is."
+    if words is not None:
+        explanation = f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
+    typer.echo(printable(explanation), err=True)
+    heat = temperature if temperature is not None else float(best_of > 1)
+    body: dict[str, Any] = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        scorer = open_scorer(reward) if reward is not None else None
+        if scorer is not None:
+            stack.callback(lambda: runner.run(scorer.close()))
+        service = stack.enter_context(served(base, directory))
         for text in [question] if question else _questions(words.example if words else ""):
-            heat = temperature if temperature is not None else float(best_of > 1)
-            body = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
+            messages = _messages(directory, text)
             if words is None:
-                path, asked = "chat/completions", {"messages": _messages(directory, text)}
+                path, prompt = "chat/completions", {"messages": messages}
             else:
-                path, asked = "completions", {"prompt": words.around(text), "add_special_tokens": False}
-            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **asked})["choices"]
+                path, prompt = "completions", {"prompt": words.around(text), "add_special_tokens": False}
+            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **prompt})["choices"]
             answers = [choice["message"]["content"] if words is None else choice["text"] for choice in choices]
-            if reward is not None:
-                sent = (
-                    _messages(directory, text) if words is None else _messages_of(words.around(text), directory, base)
-                )
-                answers = best_first(sent, answers)
-            typer.echo(printable(answers[0]))
+            best = answers[0]
+            if scorer is not None:
+                chat_or_text = messages if words is None else _messages_of(words.around(text), directory, base)
+                best = runner.run(_best(scorer, chat_or_text, answers))
+            typer.echo(printable(best))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,52 +163,25 @@ def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, A
     return _messages(run, prompt.removeprefix(begin).removesuffix(end))
 
 
-@contextmanager
-def _best_by(reward: str | None) -> Iterator[Callable[[list[dict[str, Any]] | str, list[str]], list[str]]]:
-    """Orders answers to a prompt by a scorer, opened once for the whole chat; without one they stay as they are."""
-    import asyncio
-
+async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: list[str]) -> str:
+    """The answer that a scorer likes best."""
     from halteres.errors import NotReady
-    from halteres.rewards.scorer import open_scorer
     from halteres.scores import Scorable, best_first
 
-    if reward is None:
-        yield lambda _, answers: answers
-        return
-    scorer = open_scorer(reward)
-    with asyncio.Runner() as runner:
-
-        def ordered(prompt: list[dict[str, Any]] | str, answers: list[str]) -> list[str]:
-            is_chat = not isinstance(prompt, str)
-            texts = [
-                Scorable(prompt=prompt, completion=[{"role": "assistant", "content": answer}] if is_chat else answer)
-                for answer in answers
-            ]
-            scores = runner.run(scorer.score(texts))
-            if not any(scores):
-                raise NotReady(f"{reward} could score none of {len(answers)} answers.")
-            return [
-                answers[place] for place in best_first([None if score is None else score.value for score in scores])
-            ]
-
-        try:
-            yield ordered
-        finally:
-            runner.run(scorer.close())
-
-
-def _explained(words: Wording | None) -> str:
-    if words is None:
-        return "The run has recorded too few prompts to learn their words: a question is sent as it is."
-    return f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
+    is_text = isinstance(prompt, str)
+    completions = [answer if is_text else [{"role": "assistant", "content": answer}] for answer in answers]
+    scores = await scorer.score([Scorable(prompt=prompt, completion=completion) for completion in completions])
+    if not any(scores):
+        raise NotReady(f"{scorer.name} could score none of {len(answers)} answers.")
+    return answers[best_first([None if score is None else score.value for score in scores])[0]]
 
 
 def _questions(example: str) -> Iterator[str]:
-    people = sys.stdin.isatty()
-    if people:
+    is_person = sys.stdin.isatty()
+    if is_person:
         typer.echo(f"Ask{f' (for example: {example})' if example else ''}; an empty line ends.", err=True)
     while True:
-        if people:
+        if is_person:
             typer.echo("> ", nl=False, err=True)
         line = sys.stdin.readline().strip()
         if not line:

@@ -79,12 +79,12 @@ def eval_(
 
     exam = examination(environment, find_run(run) if run else None, model)
     given = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    wanted = with_absolute_folders(Settings(env=wanted)).env  # the environment runs in another folder
-    for failure in (check.failure for check in examine_reward_models(wanted)[0] if check.failure):
+    settings = {name: value for name, value in given.items() if value is not None}
+    settings = with_absolute_folders(Settings(env=settings)).env  # the environment runs in another folder
+    for failure in (check.failure for check in examine_reward_models(settings)[0] if check.failure):
         raise failure
     with served(exam.base, exam.run) as service:
-        figures = measure(exam, service, wanted)
+        figures = measure(exam, service, settings)
     if as_json:
         typer.echo(json.dumps(figures))
         return

@@ -1,14 +1,10 @@
-"""Watching a run in a terminal: a live view for people, plain lines for pipes.
-
-Owns: how progress looks; what Ctrl-C does (stop the run with a checkpoint, or leave it to its supervisor).
-Never: decides anything about the run; it reads the run directory as any process may.
-"""
+"""A run in a terminal: a live view for people or plain lines for pipes, and what is said when it has ended."""
 
 from __future__ import annotations
 
+import shlex
 import time
-from types import TracebackType
-from typing import Protocol
+from contextlib import AbstractContextManager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,33 +12,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from halteres.cli.chat import wording_of
+from halteres.errors import ProcessFailed
+from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.plots import sparkline
+from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory, RunState
-from halteres.runs.reading.progress import Progress, Series, read_progress
+from halteres.runs.reading.evaluations import before_and_after
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.stop import stop_run
 
 LOOK_EVERY_S = 0.25
 SPARKLINE_WIDTH = 48
 PLAIN_LINES = 60  # a long run's plain lines are thinned to about so many
-
-
-class View(Protocol):
-    """Shows progress as it comes."""
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, progress: Progress) -> None:
-        """Show this look; called a few times a second."""
-        ...
-
-    def say(self, text: str) -> None:
-        """A remark between looks."""
-        ...
+ANSWERS_SHOWN = 2  # before and after
 
 
 def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> RunState:
@@ -50,43 +34,36 @@ def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> Run
 
     Ctrl-C asks the run to stop and goes on watching; a second one, or the first where not `may_stop`, leaves it.
     """
-    view: View = LiveView(run, console) if console.is_terminal else PlainView(console)
-    leaving = not may_stop
+    view = LiveView(run, console) if console.is_terminal else PlainView(console)
     with view:
         while True:
             try:
-                progress = read_progress(run)
-                view.show(progress)
+                view.show(read_progress(run))
                 if run.state().terminal:
                     return run.state()
                 time.sleep(LOOK_EVERY_S)
             except KeyboardInterrupt:
-                if leaving:
+                if not may_stop:
                     view.say(f"Left to itself. Look at it with: halteres runs status {run.run_id}")
                     raise
-                leaving = True
+                may_stop = False
                 view.say(f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again leaves it to itself.")
                 stop_run(run, deadline_s=0)
 
 
-class PlainView:
+class PlainView(AbstractContextManager["PlainView"]):
     """One line per step, phase and evaluation, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said: set[str] = set()
+        self._lines: set[str] = set()  # that were printed
         self._step = -1  # the last one read
 
-    def __enter__(self) -> PlainView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left open."""
 
     def show(self, progress: Progress) -> None:
-        """Print what was not printed yet."""
+        """Print what was not printed yet; called a few times a second."""
         if progress.resumed_at and self._step < 0:
             self._once(f"going on after step {progress.resumed_at}")
         self._step = max(self._step, progress.resumed_at)
@@ -124,46 +101,44 @@ class PlainView:
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def _once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._lines:
+            self._lines.add(line)
             self.say(line)
 
 
-class LiveView:
+class LiveView(AbstractContextManager["LiveView"]):
     """A panel redrawn in place: progress, reward sparkline, success rate, time left."""
 
     def __init__(self, run: RunDirectory, console: Console) -> None:
-        self._run, self._console = run, console
-        self._remark = ""
+        self._run, self._remark = run, ""
         self._live = Live(console=console, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> LiveView:
-        self._live.__enter__()
+        self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def show(self, progress: Progress) -> None:
-        """Redraw."""
-        self._live.update(self._draw(progress))
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
     def say(self, text: str) -> None:
         """Show a remark under the panel."""
         self._remark = printable(text)
 
-    def _draw(self, progress: Progress) -> Group:
+    def show(self, progress: Progress) -> None:
+        """Redraw."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
         what = f"{progress.status}, {progress.phase}" if progress.status == "starting" else progress.status
+        left = progress.remaining_s
+        time_left = "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"
+        rewards = [value for _, value in progress.reward]
+        curve = f"{sparkline(rewards, SPARKLINE_WIDTH)}  {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
         table.add_row("run", Text(f"{self._run.run_id}  {what}"))
         bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.step, width=SPARKLINE_WIDTH)
         table.add_row("steps", bar)
-        table.add_row("", Text(f"{progress.step} of {progress.total_steps}{_time_left(progress)}"))
-        table.add_row("reward", Text(_curve(progress.reward), style="green"))
+        table.add_row("", Text(f"{progress.step} of {progress.total_steps}{time_left}"))
+        table.add_row("reward", Text(curve or "waiting for the first batch …", style="green"))
         table.add_row("success", Text(_success(progress)))
         held_out = "  ".join(_held_out(progress, step, share) for step, share in progress.evaluation[-5:])
         table.add_row("held out", Text(held_out or progress.no_evaluation or "evaluating before training …"))
@@ -173,14 +148,7 @@ class LiveView:
             table.add_row("alert", Text(str(alert), style="yellow"))
         for sink in progress.sinks:
             table.add_row("metrics", Text(sink))
-        return Group(table, Text(self._remark, style="yellow"))
-
-
-def _curve(values: Series) -> str:
-    if not values:
-        return "waiting for the first batch …"
-    figures = [value for _, value in values]
-    return f"{sparkline(figures, SPARKLINE_WIDTH)}  {figures[0]:.2f} → {figures[-1]:.2f}"
+        self._live.update(Group(table, Text(self._remark, style="yellow")))
 
 
 def _success(progress: Progress) -> str:
@@ -196,6 +164,78 @@ def _held_out(progress: Progress, step: int, share: float) -> str:
     return f"step {step}: {share:.0%}" + (f" ({partly})" if partly else "")
 
 
-def _time_left(progress: Progress) -> str:
-    left = progress.remaining_s
-    return "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"
+def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
+    """Print figures before and after, two answers, where things are, and what to try next.
+
+    Raises:
+        ProcessFailed: the run failed; the sentence is the run's own.
+    """
+    if state.status == "failed":
+        error = state.error or ""  # a command at its end runs into no other
+        why = error if not error or error.endswith((".", "!", "?")) else f"{error}."
+        raise ProcessFailed(f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}")
+    evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
+    console.print()
+    if state.note:
+        _say(console, state.note)
+    if len(evaluations) >= 2:
+        console.print(_figures(evaluations[0], evaluations[-1]))
+    else:
+        progress = read_progress(run, state)
+        for why in (progress.no_evaluation, *progress.eval_failed):
+            if why:
+                _say(console, str(why))
+    learnt = [task for task in before_and_after(run) if task.learnt][:ANSWERS_SHOWN]
+    if learnt:
+        console.print("\nlearnt, for example:")
+    for task in learnt:
+        console.print()
+        _say(console, str(task.prompt).strip())
+        _say(console, f"  before: {' '.join(task.before.split())}", style="red")
+        _say(console, f"  after:  {' '.join(task.after.split())}", style="green")
+    console.print()
+    results = (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter")) if state.step else ()
+    for label, path in (*results, ("run", run.path)):
+        if path.exists():
+            _say(console, f"{label + ':':9}{path}")
+    for name, report in read_reports(run.path).items():
+        _say(console, f"{name + ':':9}{report.line}")
+    console.print()
+    _say(console, f"next:    {_next_command(run, state)}")
+
+
+def _figures(first: Row, last: Row) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("held-out tasks")
+    table.add_column(f"before (step {first['step']})", justify="right")
+    table.add_column(f"after (step {last['step']})", justify="right")
+    own = "eval/percent_correct_greedy" not in last  # an environment's own evaluation, at whatever temperature
+    for name, label, form in (
+        ("eval/percent_correct", "correct" if own else "correct, T = 1", ".1%"),
+        ("eval/percent_correct_greedy", "correct, greedy", ".1%"),
+        ("eval/worked_share", "answers that show their work", ".1%"),
+        ("eval/mean_score", "mean score" if own else "mean score, T = 1", ".3f"),
+    ):
+        if first.get(name) is not None and last.get(name) is not None:
+            table.add_row(label, format(first[name], form), format(last[name], form))
+    failed = [int(row.get("eval/num_failed") or 0) for row in (first, last)]
+    if any(failed):
+        tasks = [int(row.get("eval/num_tasks") or 0) for row in (first, last)]
+        shares = (f"{number} of {number + done}" for number, done in zip(failed, tasks, strict=True))
+        table.add_row("tasks failed, left out", *shares)
+    return table
+
+
+def _next_command(run: RunDirectory, state: RunState) -> str:
+    if state.status == "stopped" and run.newest_checkpoint():
+        return state.resume().command
+    if state.status == "stopped":
+        return f"halteres train {state.environment} (this run had no checkpoint yet)"
+    if "max_turns" in run.environment_config():  # a chat is no episode of an environment that answers
+        return f"halteres rl get-rollouts {run.run_id}"
+    example = run.environment_config().get("example_question") or ((words := wording_of(run)) and words.example)
+    return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(printable(text), style=style), soft_wrap=True)

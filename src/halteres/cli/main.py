@@ -1,8 +1,4 @@
-"""`halteres`: the verbs, put together.
-
-Owns: which verbs exist; how an error leaves the program (one sentence on stderr, exit code 1).
-Never: imports more than it needs to print its help: each verb imports its rooms when it is called.
-"""
+"""`halteres`: its verbs, each of which imports its rooms only when it is called; how an error leaves the program."""
 
 from __future__ import annotations
 
@@ -12,29 +8,7 @@ from typing import Annotated
 import typer
 
 import halteres
-from halteres.cli import (
-    chat,
-    checkpoints,
-    doctor,
-    env,
-    export,
-    groups,
-    init,
-    install_agent,
-    keys,
-    mcp,
-    models,
-    quickstart,
-    reward,
-    rl,
-    runs,
-    serve,
-    tools,
-    train,
-    ui,
-    variables,
-    watch,
-)
+from halteres.cli import agents, chat, env, groups, models, reward, runs, serve, train
 from halteres.errors import HalteresError
 from halteres.redaction import printable
 
@@ -46,31 +20,47 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("quickstart")(quickstart.quickstart)
+
+
+def doctor() -> None:
+    """Check Python, packages, models, policy, ports, memory and disk; exit code 1 where something is missing."""
+    from halteres.agent.checks import machine_checks
+
+    failed = 0
+    for check in machine_checks():
+        failed += not check.ok
+        typer.echo(f"{'ok ' if check.ok else 'NO '} {check.name:16} {check.found}")
+        if not check.ok and check.remedy:
+            typer.echo(f"    {'':16} {check.remedy}")
+    if failed:
+        raise typer.Exit(1)
+
+
+app.command("quickstart")(train.quickstart)
 app.command("train")(train.train)
 app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
-app.add_typer(keys.app, name="keys")
-app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(serve.keys, name="keys")
+app.add_typer(models.checkpoints, name="checkpoints")
 app.add_typer(groups.app, name="groups")
 app.add_typer(reward.app, name="reward")
-app.command("export")(export.export)
-app.command("watch")(watch.watch)
-app.command("rl", context_settings=rl.PASSED_ON)(rl.rl)
+app.command("export")(models.export)
+app.command("watch")(train.watch)
+app.command("rl", context_settings=serve.PASSED_ON)(agents.rl)
 app.command("chat")(chat.chat)
-app.command("doctor")(doctor.doctor)
-app.command("init")(init.init)
-app.command("install-agent")(install_agent.install_agent)
-app.command("mcp")(mcp.mcp)
-app.command("tools")(tools.tools)
-app.command("ui")(ui.ui)
-app.command("variables")(variables.variables)
+app.command("doctor")(doctor)
+app.command("init")(agents.init)
+app.command("install-agent")(agents.install_agent)
+app.command("mcp")(agents.mcp)
+app.command("tools")(agents.tools)
+app.command("ui")(serve.ui)
+app.command("variables")(serve.variables)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"halteres {halteres.__version__}")
         raise typer.Exit
 

@@ -1,17 +1,17 @@
-"""`halteres models`: which base models there are, which fit this machine, what they are called."""
+"""`halteres models`, `export`, `checkpoints`: base models, adapters for other programs, those that others made."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from halteres.agent.known_models import KnownModel
-    from halteres.models.model_store import ModelStore, Registered
+    from halteres.models.model_store import ModelStore, RegisteredModel
 
 app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
 
@@ -55,8 +55,8 @@ def add(
         source, own_name = _source(model)
         added = _store().add(source, name or own_name, copy=copy)
     if as_json:
-        told = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
-        typer.echo(json.dumps({**told, "tokenizer_names": added.tokenizer_names}))
+        facts = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
+        typer.echo(json.dumps({**facts, "tokenizer_names": added.tokenizer_names}))
         return
     typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}")
     for known in added.tokenizer_names:
@@ -73,19 +73,17 @@ def remove(name: Annotated[str, typer.Argument(help="As `halteres models list` t
 
 def _store() -> ModelStore:
     from halteres.config import environ
-    from halteres.models.hub_cache import HubCache
-    from halteres.models.model_store import ModelStore
+    from halteres.models.model_store import HubCache, ModelStore
 
     return ModelStore(environ.home() / "models", HubCache(environ.hub_cache()))
 
 
-def _convert(file: Path, name: str) -> Registered:
+def _convert(file: Path, name: str) -> RegisteredModel:
     from halteres.models.gguf import read_gguf
 
     model = read_gguf(file)
-    size_gb = 4 * model.parameters / 1e9
-    typer.echo(f"Converting {file}: {model.family}, {model.parameters / 1e6:.0f} M parameters,", nl=False, err=True)
-    typer.echo(f" {size_gb:.2f} GB in fp32 ...", err=True)
+    size = f"{model.parameters / 1e6:.0f} M parameters, {4 * model.parameters / 1e9:.2f} GB in fp32"
+    typer.echo(f"Converting {file}: {model.family}, {size} ...", err=True)
     return _store().add_written(model.write, name)
 
 
@@ -93,8 +91,7 @@ def _source(named: str) -> tuple[Path, str]:
     """The folder that is meant, and its own name; what is nowhere on this disk is asked of the hub."""
     from halteres.config import environ
     from halteres.models import model_folder
-    from halteres.models.download import download
-    from halteres.models.model_store import checked_name, suggested_name
+    from halteres.models.model_store import checked_name, download, suggested_name
 
     known = model_folder(named, environ.home() / "models")
     path = Path(named).expanduser()
@@ -108,10 +105,76 @@ def _source(named: str) -> tuple[Path, str]:
 def _line(model: KnownModel) -> str:
     name = f"{model.name}{'' if model.present else ' *'}"
     size = f"{model.parameters / 1e9:6.2f} B" if model.parameters >= 1e8 else f"{model.parameters / 1e6:6.2f} M"
-    spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {_how(model)}"
+    how = "to spare" if (model.spare_gb or 0) >= 0 else "too little"
+    spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {how}"
     note = f"  {model.note}" if model.note and model.present else ""
     return f"{name:36} {size}  needs {model.need_gb:6.1f} GB   fits: {model.fits}{spare}{note}"
 
 
-def _how(model: KnownModel) -> str:
-    return "to spare" if (model.spare_gb or 0) >= 0 else "too little"
+def export(
+    what: Annotated[str, typer.Argument(help="A run (its result), a tinker:// path, or a PEFT folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
+    form: Annotated[
+        Literal["peft", "merged", "gguf"],
+        typer.Option("--format", help="The adapter alone; the whole model; one file for llama.cpp."),
+    ] = "peft",
+    model: Annotated[
+        str | None, typer.Option(help="The base model to merge into. [default: the one it was trained on]")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="State directory of a tinker:// path. [default: the service's, and every run's]")
+    ] = None,
+    dtype: Annotated[
+        Literal["base", "float32"],
+        typer.Option(help="Of merged weights: the base model's, to which they are rounded, or all that was trained."),
+    ] = "base",
+    converter: Annotated[
+        Path | None, typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]")
+    ] = None,
+) -> None:
+    """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp."""
+    import asyncio
+
+    from halteres.errors import NotFound
+    from halteres.runs.reading.adapter import adapter_of, base_of, vllm_command
+    from halteres.service.conversion import write_adapter, write_gguf, write_merged
+
+    adapter = adapter_of(what, state)
+    if form == "peft":
+        size = write_adapter(adapter.folder, out)
+    elif form == "merged":
+        size = asyncio.run(write_merged(base_of(adapter, model), adapter.folder, out, dtype=dtype))
+    else:
+        base = base_of(adapter, model)
+        size = asyncio.run(write_gguf(base, adapter.folder, out, converter=converter, dtype=dtype))
+    typer.echo(f"{out}: {size / 1e6:.1f} MB")
+    if form == "peft":
+        try:
+            base = base_of(adapter, model).folder
+        except NotFound:  # it lies where the adapter is going
+            base = model or adapter.model or "BASE_FOLDER"
+        typer.echo(f"Next: {vllm_command(base, out, out.absolute().name)}")
+
+
+checkpoints = typer.Typer(help="Bring adapters of your own to a training service.", no_args_is_help=True)
+
+
+@checkpoints.callback()
+def _checkpoints() -> None:
+    """Bring adapters of your own to a training service."""
+
+
+@checkpoints.command("add")
+def add_checkpoint(
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")],
+    name: Annotated[str, typer.Option("--as", help="What it is called.")],
+    state: Annotated[
+        Path | None, typer.Option(help="The service's state directory. [default: HALTERES_HOME/service]")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Whose it is, where the service has keys.")] = "local",
+) -> None:
+    """Copy an adapter into a service's state: it can be trained on and sampled from; the service may be running."""
+    from halteres.config import environ
+    from halteres.service.checkpoints.added import add_adapter
+
+    typer.echo(str(add_adapter(folder, name, state or environ.home() / "service", tenant=tenant)))

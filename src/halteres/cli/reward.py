@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from halteres.cli import reward_processes
-from halteres.cli.rl import PASSED_ON
+from halteres.cli.serve import PASSED_ON, become
 
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
-    from halteres.rewards.preferences import Preferences
     from halteres.rewards.training_plan import Forecast
+    from halteres.runs.starting.reward_training import RewardStart
 
 app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
-app.command("serve", context_settings=PASSED_ON)(reward_processes.serve)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[str, typer.Argument(help="A reward model's folder, a scoring URL, or several joined by commas.")]
@@ -26,6 +25,12 @@ HeldOut = Annotated[str, typer.Argument(help="Held-out preferences: a file, OWNE
 OnIdentical = Annotated[
     Literal["error", "tie", "drop"], typer.Option(help="A row whose two completions are the same text.")
 ]
+
+
+@app.command(context_settings=PASSED_ON)
+def serve(context: typer.Context) -> None:
+    """Serve reward models over HTTP: /score, /rank, and vLLM's /classify and /pooling (--help lists the flags)."""
+    become("halteres.rewards", *context.args)
 
 
 @app.command()
@@ -81,20 +86,20 @@ def train(
     """Train a reward model on preferences."""
     from halteres.errors import InvalidConfig
     from halteres.rewards.training_plan import forecast, parse_settings, read_plan
+    from halteres.runs.starting.reward_training import plan_reward_training
 
+    flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
-        others = {"--model": model, "--data": data, "--eval-data": eval_data, "--hold-out": hold_out, "--out": out,
-                  "--config": config, "--set": settings, "--lora": lora, "--resume": resume,
-                  "--on-identical": on_identical != "error"}  # fmt: skip
-        start = reward_processes.resumed(resume_run, name, [flag for flag, value in others.items() if value])
+        others = {**flags, "out": out, "config": config, "set": settings, "lora": lora, "resume": resume}
+        others["on_identical"] = on_identical != "error"
+        start = _resumption(resume_run, name, [flag for flag, value in others.items() if value])
         if dry_run:
             _show_forecast(start.forecast, as_json)
         else:
-            reward_processes.begin(start, as_json=as_json)
+            _start_run(start, as_json)
         return
     if name is not None and not detach:
         raise InvalidConfig("--name is of a run.", "Without --detach there is none.", "Add --detach, or leave it out.")
-    flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     given |= parse_settings(settings or [])
     if out is not None:
@@ -111,7 +116,7 @@ def train(
         _show_forecast(forecast(plan, folder), as_json)
         return
     if detach:
-        reward_processes.begin(reward_processes.planned(plan, name), as_json=as_json)
+        _start_run(plan_reward_training(plan, name=name), as_json)
         return
     preferences, held_out, warnings = plan.preferences()
     for warning in warnings:
@@ -129,6 +134,58 @@ def train(
         typer.echo(f"Next: halteres reward eval {result.folder} {plan.eval_data or 'HELD_OUT'} --min-accuracy 0.80")
     else:
         typer.echo("Next: the same command with --resume")
+
+
+def _resumption(run: str, name: str | None, given: Sequence[str]) -> RewardStart:
+    """A training run gone on with, as a new one; flags that were given are refused: the run has its own."""
+    from halteres.errors import InvalidConfig
+    from halteres.runs.directory import find_run
+    from halteres.runs.starting.reward_training import plan_resumed_training
+
+    if given:
+        raise InvalidConfig(
+            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} cannot be given with --resume-run.",
+            "A resumed training keeps the model, data and settings that its checkpoint was made with.",
+            "Leave them out, or start a new training.",
+        )
+    return plan_resumed_training(find_run(run), name=name)
+
+
+def _start_run(start: RewardStart, as_json: bool) -> None:
+    """Start the training as a run, and say how to watch it."""
+    from halteres.runs.starting.reward_training import start_reward_training
+
+    for warning in start.forecast.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    run = start_reward_training(start)
+    if as_json:
+        typer.echo(json.dumps({"run_id": run.run_id, "total_steps": start.total_steps, "folder": str(run.path)}))
+        return
+    typer.echo(f"Run {run.run_id}: {start.total_steps} steps, in {run.path}")
+    typer.echo(f"Next: halteres runs status {run.run_id}")
+
+
+def _show_forecast(found: Forecast, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    lengths = ", ".join(f"{float(q):.0%} at most {tokens}" for q, tokens in found.lengths.items())
+    lines = {
+        "parameters": f"{found.num_parameters:,}" if found.num_parameters else "unknown",
+        "learning rate": found.learning_rate,
+        "rows of a batch": found.batch_size,
+        "rows": f"{found.num_rows} to train on, {found.num_held_out} held out",
+        "steps": found.total_steps,
+        "tokens of the longer side": lengths,
+        "rows that are too long": f"{found.rows_too_long}, {found.tokens_lost} tokens lost",
+        "memory": f"about {found.memory_gb} GB" if found.memory_gb else "unknown",
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:26} {value}")
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command("eval")
@@ -183,15 +240,26 @@ def eval_(
     if as_json:
         typer.echo(json.dumps(report.as_json(found)))
     else:
-        _show(found, rows)
+        _show_evaluation(found, rows.warnings)
     if min_accuracy is not None and found.overall.accuracy.value < min_accuracy:
         accuracy = found.overall.accuracy
-        typer.echo(
-            f"The accuracy of {accuracy.value:.1%} is below {min_accuracy:.1%} "
-            f"(95 %: {accuracy.low:.1%} to {accuracy.high:.1%}, {accuracy.count} pairs).",
-            err=True,
-        )
+        interval = f"95 %: {accuracy.low:.1%} to {accuracy.high:.1%}, {accuracy.count} pairs"
+        typer.echo(f"The accuracy of {accuracy.value:.1%} is below {min_accuracy:.1%} ({interval}).", err=True)
         raise typer.Exit(1)
+
+
+def _show_evaluation(found: Evaluation, warnings: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from halteres.rewards import report
+
+    console = Console(highlight=False)
+    console.print(f"{found.scorer} on {found.source}", markup=False)
+    console.print(report.as_table(found))
+    for name, value in report.facts(found):
+        console.print(f"{name:24} {value}", markup=False, soft_wrap=True)
+    for warning in (*warnings, *found.warnings):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -272,19 +340,26 @@ def check(
     import asyncio
     from dataclasses import asdict
 
+    from halteres.agent.trial.scoring import scored
+    from halteres.config.discovery import discover
+    from halteres.config.program import find_program
+    from halteres.models import TINY
     from halteres.rewards.checking import check_answers, check_rubric, function_scores
     from halteres.rewards.functions import RewardFunction
     from halteres.rewards.rubrics import read_rubric
     from halteres.rewards.training_plan import parse_settings
 
+    family, _, rest = what.partition(":")
     if Path(what).suffix in (".json", ".toml", ".yaml", ".yml"):
         found = check_rubric(read_rubric(Path(what)))
-    elif ":" in what and "/" not in what.partition(":")[2] and not _is_variant(what):
+    elif rest and "/" not in rest and all(environment.name != family for environment in discover([]).environments):
         task = parse_settings(columns or [])
         scores = asyncio.run(function_scores(RewardFunction(what), prompt, reference, task))
         found = check_answers(scores, paid_above)
     else:
-        found = check_answers(_environment_scores(what), paid_above)
+        program = find_program(what)
+        rows = scored(program, program.variant_setting, str(_base_model(TINY)), {})["scores"]
+        found = check_answers({row["of"]: row.get("note") or row["score"] for row in rows}, paid_above)
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:
@@ -312,27 +387,9 @@ def export(
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
     assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
-    asked = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
-    RewardModel.load(folder).save_merged(out, asked)
+    weights = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
+    RewardModel.load(folder).save_merged(out, weights)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
-
-
-def _is_variant(name: str) -> bool:
-    """Whether it is an environment's name, FAMILY:VARIANT."""
-    from halteres.config.discovery import discover
-
-    family = name.partition(":")[0]
-    return any(environment.name == family for environment in discover([]).environments)
-
-
-def _environment_scores(name: str) -> dict[str, float | str | None]:
-    from halteres.agent.trial.scoring import scored
-    from halteres.config.program import find_program
-    from halteres.models import TINY
-
-    program = find_program(name)
-    rows = scored(program, program.variant_setting, str(_base_model(TINY)), {})["scores"]
-    return {row["of"]: row.get("note") or row["score"] for row in rows}
 
 
 def _base_model(name: str) -> Path:
@@ -346,40 +403,3 @@ def _base_model(name: str) -> Path:
             next=f"halteres models add {name}, or name a folder; halteres/tiny comes with the package.",
         )
     return folder
-
-
-def _show(found: Evaluation, rows: Preferences) -> None:
-    from rich.console import Console
-
-    from halteres.rewards import report
-
-    console = Console(highlight=False)
-    console.print(f"{found.scorer} on {found.source}", markup=False)
-    console.print(report.as_table(found))
-    for name, value in report.facts(found):
-        console.print(f"{name:24} {value}", markup=False, soft_wrap=True)
-    for warning in (*rows.warnings, *found.warnings):
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-
-
-def _show_forecast(found: Forecast, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    if as_json:
-        typer.echo(json.dumps(asdict(found)))
-        return
-    lengths = ", ".join(f"{float(q):.0%} at most {tokens}" for q, tokens in found.lengths.items())
-    lines = {
-        "parameters": f"{found.num_parameters:,}" if found.num_parameters else "unknown",
-        "learning rate": found.learning_rate,
-        "rows of a batch": found.batch_size,
-        "rows": f"{found.num_rows} to train on, {found.num_held_out} held out",
-        "steps": found.total_steps,
-        "tokens of the longer side": lengths,
-        "rows that are too long": f"{found.rows_too_long}, {found.tokens_lost} tokens lost",
-        "memory": f"about {found.memory_gb} GB" if found.memory_gb else "unknown",
-    }
-    for name, value in lines.items():
-        typer.echo(f"{name:26} {value}")
-    for warning in found.warnings:
-        typer.echo(f"warning: {warning}", err=True)

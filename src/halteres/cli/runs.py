@@ -74,9 +74,9 @@ def status(run: Run) -> None:
         _say(f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, {progress.reward[-1][1]:.3f} now")
     for step, share in progress.evaluation:
         _say(progress.evaluation_line(step, share))
-    for told in (*progress.eval_failed, progress.no_evaluation):
-        if told:
-            _say(f"{told}")
+    for why in (*progress.eval_failed, progress.no_evaluation):
+        if why:
+            _say(str(why))
     if failed := progress.failed_rollouts:
         _say(f"failed rollouts: {', '.join(f'{count} {code}' for code, count in failed.items())}")
     for role, condition in conditions(state).items():
@@ -146,11 +146,8 @@ def connect(run: Run) -> None:
     directory = find_run(run)
     state, servers = directory.state(), servers_of(directory)
     if state.terminal or servers.service is None or servers.trajectories is None:
-        raise NotReady(
-            f"Run {directory.run_id} has no servers now.",
-            f"It is {state.status}.",
-            f"Look at it with: halteres runs status {directory.run_id}",
-        )
+        look = f"Look at it with: halteres runs status {directory.run_id}"
+        raise NotReady(f"Run {directory.run_id} has no servers now.", f"It is {state.status}.", look)
     service, trajectories = servers.service, servers.trajectories
     login = with_login(trajectories.url, trajectories.key) if trajectories.key else trajectories.url
     base_url = f"{service.url}/runs/{directory.run_id}/v1"

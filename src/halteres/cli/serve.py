@@ -1,45 +1,34 @@
-"""`halteres serve`: the servers, in the foreground."""
+"""`halteres serve`, `ui`, `keys`, `variables`: servers in the foreground, who may use them, what a client exports."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halteres.cli.rl import PASSED_ON
+if TYPE_CHECKING:
+    from halteres.service.tenancy.keys import KeyFile
 
 app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
 )
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+PASSED_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+"""Settings of a command whose every word, --help too, belongs to another program."""
 
-SampleLogprobs = Annotated[
-    str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
-]
-Host = Annotated[
-    str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
-]
-RequireKeys = Annotated[bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")]
-RefuseStableReinforce = Annotated[
-    bool,
-    typer.Option(
-        "--refuse-stable-reinforce", help="Refuse that loss: the formula is ours, the hosted service's is not public."
-    ),
-]
-Limit = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
-]
-RewardModel = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
-]
-Certificate = Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")]
-CertificateKey = Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")]
+DEFAULT_URL = "http://127.0.0.1:8001"
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
 @app.callback()
@@ -57,38 +46,49 @@ def service(
     samplers: Annotated[
         int, typer.Option(min=0, max=64, help="Engines that only sample; 0: the one that trains samples too.")
     ] = 0,
-    sample_logprobs: SampleLogprobs = "raw",
-    host: Host = "127.0.0.1",
-    require_keys: RequireKeys = False,
-    refuse_stable_reinforce: RefuseStableReinforce = False,
-    limit: Limit = None,
-    reward_model: RewardModel = None,
-    certificate: Certificate = None,
-    certificate_key: CertificateKey = None,
+    sample_logprobs: Annotated[
+        str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
+    ] = "raw",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
+    ] = "127.0.0.1",
+    require_keys: Annotated[
+        bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")
+    ] = False,
+    refuse_stable_reinforce: Annotated[
+        bool,
+        typer.Option(
+            "--refuse-stable-reinforce",
+            help="Refuse that loss: the formula is ours, the hosted service's is not public.",
+        ),
+    ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
+    ] = None,
+    reward_model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")] = None,
 ) -> None:
     """Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports)."""
     if context.invoked_subcommand is not None:
         return
     from halteres.config import environ
 
-    folder = state or environ.home() / "service"
-    given: dict[str, object] = {
-        "state": folder,
-        "host": host,
-        "port": port,
-        "model": model,
-        "engine": engine,
-        "threads": threads,
-        "samplers": samplers or None,
-        "sample-logprobs": sample_logprobs,
-        "certificate": certificate,
-        "certificate-key": certificate_key,
-    }
-    named = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    repeated = [f"--limit={one}" for one in limit or ()]
-    repeated += [f"--reward-model={one}" for one in reward_model or ()]
-    switches = {"--require-keys": require_keys, "--refuse-stable-reinforce": refuse_stable_reinforce}
-    become("halteres.service", *named, *repeated, *(name for name, chosen in switches.items() if chosen))
+    given = {**context.params, "state": state or environ.home() / "service", "samplers": samplers or None}
+    arguments: list[str] = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, list | tuple):
+            arguments += [f"{flag}={one}" for one in value]
+        elif isinstance(value, bool):
+            arguments += [flag] if value else []
+        elif value is not None:
+            arguments.append(f"{flag}={value}")
+    become("halteres.service", *arguments)
 
 
 @app.command(context_settings=PASSED_ON)
@@ -112,3 +112,128 @@ def become(module: str, *arguments: str) -> None:
     """Replace this process by a module of ours: signals and exit code are then its own."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell, our own interpreter
+
+
+def ui(
+    port: Port = 8080,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")] = True,
+) -> None:
+    """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server runs already."""
+    from halteres.dashboard.access import check_ours, link, show
+    from halteres.errors import Conflict
+    from halteres.loopback import HOST, open_listener, url_of
+
+    try:
+        listening = open_listener(port)
+    except Conflict:
+        check_ours(port)
+        listening = None
+    address = link(url_of(listening) if listening else f"http://{HOST}:{port}")
+    typer.echo(f"{address}\n(opens once, within ten minutes; `halteres ui` makes another link)")
+    if browser:
+        show(address)
+    if listening:  # served here and now: connections that were made meanwhile wait
+        from halteres.agent.faces.http.__main__ import main
+
+        sys.stdout.flush()
+        sys.exit(main(["--listen-fd", str(listening.detach())]))
+
+
+keys = typer.Typer(help="Keys of the training service: make, list, revoke.", no_args_is_help=True)
+
+State = Annotated[Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")]
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is called: a person, a machine, a project.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose things it opens; several keys may share one tenant. [default: NAME]")
+    ] = None,
+    note: Annotated[str, typer.Option(help="For people.")] = "",
+    expires: Annotated[
+        str | None, typer.Option(metavar="30d", help="When it ends: 30m, 12h, 30d, 8w. [default: never]")
+    ] = None,
+    state: State = None,
+) -> None:
+    """Make a key and print it, this once; a service that runs takes it at once."""
+    from halteres.service.tenancy.keys import lifetime_s
+
+    file = _key_file(state)
+    made = file.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
+    typer.echo(made.text)
+    typer.echo(
+        f"This is the key {made.key.id} of tenant '{made.key.tenant}'. It is shown this once; of it {file.path} holds a"
+        " hash.\n"
+        "Its user sets TINKER_API_KEY to it. From now on the service asks for a key on every request.",
+        err=True,
+    )
+
+
+@keys.command("list")
+def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the keys ever made, without the keys themselves."""
+    import time
+    from datetime import UTC, datetime
+
+    now = time.time()
+    known = _key_file(state).read()
+    if as_json:
+        names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
+        facts = [{**{name: getattr(key, name) for name in names}, "state": key.state(now)} for key in known]
+        typer.echo(json.dumps({"keys": facts}))
+        return
+    for key in known:
+        made, ends = (at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at))
+        expiry = f", until {ends}" if ends else ""
+        note = "".join(one if one.isprintable() else " " for one in key.note)  # it stays within its line
+        line = f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
+        typer.echo(line + (f"  {note}" if note else ""))
+    if not known:
+        typer.echo("No key was made: the service asks for none, and listens on this machine only.")
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `halteres keys list` tells it.")], state: State = None
+) -> None:
+    """Refuse a key from the next request on. What its tenant made stays."""
+    key = _key_file(state).revoke(key_id)
+    typer.echo(f"The key {key.id} ('{key.name}') is revoked.")
+
+
+def _key_file(state: Path | None) -> KeyFile:
+    from halteres.config import environ
+    from halteres.service.tenancy.keys import KeyFile
+
+    return KeyFile(state or environ.home() / "service")
+
+
+def variables(
+    url: Annotated[
+        str | None, typer.Option(help="Address of the service. [default: of the one `halteres serve` started last]")
+    ] = None,
+) -> None:
+    """Print the variables an SDK user exports: eval "$(halteres variables)"."""
+    from halteres.config import environ
+    from halteres.models import builtin_names, stored_models
+
+    if url is None:
+        try:  # the card that a service leaves in its state directory
+            url = str(json.loads((environ.home() / "service" / "service.json").read_bytes())["url"])
+        except (OSError, ValueError, KeyError):
+            url = DEFAULT_URL
+    needed = [
+        ("TINKER_BASE_URL", url, "where the SDK finds the service"),
+        ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
+        ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
+        ("HF_HUB_OFFLINE", "1", "tokenizers load from this disk (`halteres models add`), without asking a hub"),
+    ]
+    if not environ.is_set("WANDB_MODE") and not environ.is_set("WANDB_API_KEY"):
+        needed.append(("WANDB_MODE", "offline", "scripts that log to W&B write files in ./wandb, without an account"))
+    if environ.has_proxy():
+        needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
+    for name, value, why in needed:
+        typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
+    names = dict.fromkeys([*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))])
+    typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")

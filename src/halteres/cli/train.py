@@ -1,4 +1,4 @@
-"""`halteres train`: start a run, or go on with one, and watch it."""
+"""`halteres train`, `quickstart`, `watch`: start a run, or go on with one, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train(
     from halteres.runs.directory import find_run
     from halteres.runs.starting.start import start_run
 
-    environment, given = _asked(environment, assignments or [], recipe)
+    environment, given = _environment_and_edits(environment, assignments or [], recipe)
     edits = [*given, *(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
     if environment is None and config is None and resume is None:
         raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
@@ -53,25 +53,26 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        asked = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
+        resolved = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
     else:
         if environment is not None and any(edit.startswith(("run.environment=", "environment=")) for edit in edits):
             raise InvalidConfig(
                 "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
             )
-        old, asked = None, resolve_settings(environment, config, edits)
-    url = service or environ.service_url()
+        old, resolved = None, resolve_settings(environment, config, edits)
     run = start_run(
-        asked.settings,
+        resolved.settings,
         resume=old,
-        sources=asked.sources,
-        service_url=url,
+        sources=resolved.sources,
+        service_url=service or environ.service_url(),
         warn=lambda warning: typer.echo(f"warning: {warning}", err=True),
     )
     attend(run.run_id, detach=detach)
 
 
-def _asked(environment: str | None, assignments: list[str], recipe: str | None) -> tuple[str | None, list[str]]:
+def _environment_and_edits(
+    environment: str | None, assignments: list[str], recipe: str | None
+) -> tuple[str | None, list[str]]:
     """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set` takes them."""
     from halteres.config.files import find_recipe
 
@@ -83,24 +84,36 @@ def _asked(environment: str | None, assignments: list[str], recipe: str | None) 
     edits = found.edits(assignments)
     for note in found.notes(assignments):
         typer.echo(f"note: {note}", err=True)
-    named = _taken(edits, "run.environment")
-    return environment or named, edits
+    key = "run.environment="
+    named = [edit.removeprefix(key) for edit in edits if edit.startswith(key)]
+    return environment or (named or [None])[-1], [edit for edit in edits if not edit.startswith(key)]
 
 
-def _taken(edits: list[str], key: str) -> str | None:
-    """The value of an edit, which is taken out."""
-    found = [edit for edit in edits if edit.startswith(f"{key}=")]
-    for edit in found:
-        edits.remove(edit)
-    return found[-1].partition("=")[2] if found else None
+def quickstart(
+    steps: Annotated[int, typer.Option(min=2, help="Optimiser steps.")] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds adapter, sampling and tasks.")] = 0,
+) -> None:
+    """Train the built-in model on arithmetic, on this machine, with no network and no key, and show what it learnt."""
+    from halteres.config.files import resolve_settings
+    from halteres.runs.starting import machine
+    from halteres.runs.starting.start import start_run
+
+    typer.echo(
+        "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums instead of guessing."
+    )
+    if (unused := machine.look().unused_gpu) is not None:
+        typer.echo(
+            f"It runs on the CPU: the engine's path for {unused.name} is not verified yet (HALTERES_DEVICE=cuda)."
+        )
+    resolved = resolve_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
+    attend(start_run(resolved.settings, sources=resolved.sources).run_id)
 
 
 def attend(run_id: str, *, detach: bool = False) -> None:
-    """Say which run it is, follow it to its end, tell how it went; exit code 1 where it failed."""
+    """Say which run it is, follow it to its end, say how it went; exit code 1 where it failed."""
     from rich.console import Console
 
-    from halteres.cli.follow import follow
-    from halteres.cli.summary import tell
+    from halteres.cli.follow import follow, summarise
     from halteres.runs.directory import find_run
 
     run = find_run(run_id)
@@ -110,5 +123,24 @@ def attend(run_id: str, *, detach: bool = False) -> None:
         console.print(f"trains on the service at {state.urls['service']} (TINKER_BASE_URL)", soft_wrap=True)
     if detach:
         console.print(f"next:    halteres runs status {run.run_id}", soft_wrap=True)
-        return
-    tell(run, follow(run, console), console)
+    else:
+        summarise(run, follow(run, console), console)
+
+
+def watch(
+    run: Annotated[
+        str | None, typer.Argument(help="Run id (a unique beginning will do) or name. [default: the newest run]")
+    ] = None,
+) -> None:
+    """Follow a run until it ends, whoever started it; Ctrl-C stops watching, the run goes on."""
+    from rich.console import Console
+
+    from halteres.cli.follow import follow, summarise
+    from halteres.errors import NotFound
+    from halteres.runs.directory import find_run, list_runs
+
+    runs = list_runs() if run is None else [find_run(run)]
+    if not runs:
+        raise NotFound("There is no run to watch.", "", "Try: halteres quickstart")
+    console = Console(highlight=False)
+    summarise(runs[0], follow(runs[0], console, may_stop=False), console)

@@ -1,8 +1,4 @@
-"""Inference over HTTP: token-exact `/generate` (sglang's shape) and OpenAI's `/v1/chat/completions`.
-
-Owns: the two wire shapes.
-Never: tokenises a token-exact answer again, chooses a seed.
-"""
+"""Inference over HTTP: token-exact `/generate` (sglang's shape) and OpenAI's `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -28,19 +24,19 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     policy_version: int | None = None  # of `generate`: by exactly these weights of the run; None: by the newest
-    top_logprobs: int = 0  # of `chat`: so many of the most likely first tokens are told
+    top_logprobs: int = 0  # of `chat`: so many of the most likely first tokens are in the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer. `tokens` and `logprobs` are empty where the server does not tell them."""
+    """One answer. `tokens` and `logprobs` are empty where the server does not send them."""
 
     text: str  # without the terminator
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # natural log, one per token, temperature 1, full vocabulary
     finish: StopReason
-    versions: tuple[int, int] | None  # policy versions of the first and last token, where the server tells them
-    first_token: Mapping[str, float] | None = None  # of `top_logprobs`: text -> probability; None: not told
+    versions: tuple[int, int] | None  # policy versions of the first and last token, where the server sends them
+    first_token: Mapping[str, float] | None = None  # of `top_logprobs`: text -> probability; None: not sent
     num_tokens: int = 0  # of the prompt and all its answers, where the server counts them
 
 
@@ -50,9 +46,7 @@ class InferenceClient(JsonClient):
     Args:
         base_url: OpenAI's form, ending in /v1; `/generate` lies beside /v1, not below it.
         model: pins a snapshot (a tinker:// path or a model name); None follows the address's own policy.
-        timeout_s: of one request.
-        ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the wait is given up.
-        waits_for_start: a refused connection is one of a server that starts yet; otherwise it is NotFound at once.
+        timeout_s, ready_within_s, waits_for_start: as of a JsonClient.
     """
 
     def __init__(
@@ -84,9 +78,19 @@ class InferenceClient(JsonClient):
             NotReady: the server was not ready within `ready_within_s`.
             ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
         """
+        parameters: dict[str, Any] = {
+            "max_new_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "n": n,
+        }
+        if sampling.stop:
+            parameters["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            parameters["sampling_seed"] = sampling.seed
         body: dict[str, Any] = {
             "input_ids": list(prompt),
-            "sampling_params": _sglang_params(sampling, n),
+            "sampling_params": parameters,
             "return_logprob": True,
             "return_text_in_logprobs": False,
         }
@@ -113,26 +117,13 @@ class InferenceClient(JsonClient):
         if sampling.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
         answer = await self._post("/v1/chat/completions", body)
-        return _all(n, [_from_openai(choice, answer) for choice in _choices(answer)])
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(choices, list):  # some endpoints answer 200 with an error in their place
+            raise ServerError("A chat completion holds no choices.", error_text(answer))
+        return _all(n, [_from_openai(choice, answer) for choice in choices])
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        if self.model is not None:
-            body["model"] = self.model
-        return await self.post_when_ready(path, body)
-
-
-def _sglang_params(sampling: Sampling, n: int) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "n": n,
-    }
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
-    return params
+        return await self.post_when_ready(path, body if self.model is None else {**body, "model": self.model})
 
 
 def _from_sglang(item: Any) -> Completion:
@@ -152,14 +143,6 @@ def _from_sglang(item: Any) -> Completion:
         raise ServerError("An answer of /generate has another shape.", f"{type(error).__name__}: {error}.") from error
 
 
-def _choices(answer: Any) -> list[Any]:
-    """The choices of a chat completion. Some endpoints answer 200 with an error in their place."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list):
-        raise ServerError("A chat completion holds no choices.", error_text(answer))
-    return choices
-
-
 def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:
     try:
         return Completion(
@@ -176,14 +159,14 @@ def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:
 
 
 def _first_token(logprobs: Any) -> dict[str, float] | None:
-    """The most likely first tokens; None where an answer does not tell. Two tokens of one text count together."""
+    """Probabilities of the most likely first tokens, if they were sent. Two tokens of one text count together."""
     content = (logprobs or {}).get("content") or ()
     if not content or not content[0].get("top_logprobs"):
         return None
-    told: dict[str, float] = {}
+    likely: dict[str, float] = {}
     for one in content[0]["top_logprobs"]:
-        told[str(one["token"])] = told.get(str(one["token"]), 0.0) + math.exp(float(one["logprob"]))
-    return told
+        likely[str(one["token"])] = likely.get(str(one["token"]), 0.0) + math.exp(float(one["logprob"]))
+    return likely
 
 
 def _finish(reason: str | None) -> StopReason:
@@ -191,10 +174,8 @@ def _finish(reason: str | None) -> StopReason:
 
 
 def _versions(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if isinstance(value, int):
-        return value, value
+    if value is None or isinstance(value, int):
+        return None if value is None else (value, value)
     return int(min(value)), int(max(value))
 
 

@@ -1,29 +1,23 @@
 """JSON over keep-alive connections, to a server that may not be ready yet.
 
-Owns: connections that stay open until it is closed; one request and what its answer means; waiting for a server that
-cannot be reached, or asks for a wait.
-Never: repeats what a server refused; knows what is asked for.
+aiohttp rather than httpx: an environment keeps hundreds of connections open at once, beside its own work.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from halteres.clients.retries import until_ready
 from halteres.errors import InvalidData, NotFound, NotReady, ServerError
 
 if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
 
-
-log = logging.getLogger(__name__)
+_NOT_READY = (408, 429, 503)
+"""Statuses that mean: wait, and send it again."""
 
 
 class Connected:
@@ -34,9 +28,7 @@ class Connected:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -44,13 +36,6 @@ class Connected:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
-
-
-_NOT_READY = (408, 429, 503)
-"""Statuses that mean: wait, and send it again."""
-
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
-_TELL_AFTER_S = 3.0
 
 
 class JsonClient(Connected):
@@ -76,12 +61,12 @@ class JsonClient(Connected):
         repeatable: bool = False,
         waits_for_start: bool = True,
     ) -> None:
-        self.root = root
-        self.ready_within_s = ready_within_s
+        self.root, self.ready_within_s = root, ready_within_s
         self._repeatable, self._waits_for_start = repeatable, waits_for_start
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout_s = timeout_s
-        self._max_connections = max_connections
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s, self._max_connections = timeout_s, max_connections
 
     async def post_when_ready(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST until the server is ready; its answer, an object or a list.
@@ -104,53 +89,26 @@ class JsonClient(Connected):
     async def _send(self, method: str, path: str, payload: bytes | None) -> Any:
         import aiohttp
 
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=None),
+                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60),
+            )
         url = self.root + path
         try:
-            async with self._connected().request(method, url, data=payload) as response:
+            async with self._session.request(method, url, data=payload) as response:
                 body = await response.read()
                 return read_answer(url, response.status, body, response.headers.get("Retry-After"))
         except aiohttp.ClientConnectorError as error:
             if self._waits_for_start:
                 raise NotReady(f"{url} cannot be reached.", f"{error}.") from error
-            raise NotFound(
-                f"No server answers at {self.root}.", f"{error}.", "Start it (again), or see to the address."
-            ) from error
+            next = "Start it (again), or see to the address."
+            raise NotFound(f"No server answers at {self.root}.", f"{error}.", next) from error
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            broken = self._repeatable and not isinstance(error, TimeoutError)
-            kind = NotReady if broken else ServerError
+            is_broken = self._repeatable and not isinstance(error, TimeoutError)
+            kind = NotReady if is_broken else ServerError
             raise kind(f"{url} gave no answer.", f"{type(error).__name__}: {error}.") from error
-
-    def _connected(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"Content-Type": "application/json", **self._headers},
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=None),
-                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60),
-            )
-        return self._session
-
-
-async def until_ready(call: Callable[[], Awaitable[Any]], within_s: float) -> Any:
-    """Repeat a call that raises NotReady, with growing waits or those the server asks for, for `within_s` at most."""
-    began = time.monotonic()
-    deadline, warned = began + within_s, False
-    wait = _FIRST_WAIT_S
-    while True:
-        try:
-            return await call()
-        except NotReady as error:
-            if not warned and time.monotonic() - began > _TELL_AFTER_S:
-                warned = True
-                log.warning("Waiting, for %g s at most: %s", within_s, error.sentence)
-            asked_s = error.details.get("retry_after_s") or 0.0
-            if time.monotonic() + max(wait, asked_s) > deadline:
-                why = f"It was waited for {within_s:g} s. {error.why}".strip()
-                raise NotReady(error.what, why, "Start the server, or look at its log.") from error
-        spread = random.uniform(0.8, 1.2)  # noqa: S311 - of many callers; decides nothing
-        await asyncio.sleep(max(wait * spread, asked_s))
-        wait = min(wait * 1.5, _LONGEST_WAIT_S)
 
 
 def read_answer(url: str, status: int, body: bytes, retry_after: str | None = None) -> Any:
@@ -160,22 +118,18 @@ def read_answer(url: str, status: int, body: bytes, retry_after: str | None = No
             return msgspec.json.decode(body)
         except msgspec.DecodeError as error:
             raise ServerError(f"{url} answered something that is not JSON.", f"{error}.") from error
-    what, why = f"{url} answered {status}.", _detail(body)
+    what, why = f"{url} answered {status}.", refusal_text(body)
     if status in _NOT_READY:
-        raise NotReady(what, why, retry_after_s=_seconds(retry_after))
+        try:
+            wait_s = max(0.0, float(retry_after or ""))
+        except ValueError:  # there is none, or a date (inference servers send numbers)
+            wait_s = None
+        raise NotReady(what, why, retry_after_s=wait_s)
     raise (InvalidData if status < 500 else ServerError)(what, why)
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """A Retry-After header in s; None where there is none, or a date (inference servers send numbers)."""
-    try:
-        return max(0.0, float(retry_after or ""))
-    except ValueError:
-        return None
-
-
-def _detail(body: bytes) -> str:
-    """The server's own sentence, where its body has the usual shape."""
+def refusal_text(body: bytes) -> str:
+    """The server's own sentence, where its body has the usual shape; else how the body begins."""
     try:
         answer = msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -1,19 +1,23 @@
-"""How often, and how long, a failing call is repeated.
-
-Owns: attempts, waits between them, the deadline over all of them.
-Never: decides which errors are worth another attempt; the caller names them.
-"""
+"""How often, and how long, a failing call is repeated; the caller says which errors are worth another attempt."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from halteres.errors import NotReady
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_SAY_AFTER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +42,23 @@ class Retries:
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - spreads callers, decides nothing
             wait = min(2 * wait, self.longest_wait_s)
         raise AssertionError("a Retries has at least one attempt")
+
+
+async def until_ready(call: Callable[[], Awaitable[Any]], within_s: float) -> Any:
+    """Repeat a call that raises NotReady, with growing waits or those the server asks for, for `within_s` at most."""
+    began = time.monotonic()
+    wait, has_warned = _FIRST_WAIT_S, False
+    while True:
+        try:
+            return await call()
+        except NotReady as error:
+            if not has_warned and time.monotonic() - began > _SAY_AFTER_S:
+                has_warned = True
+                log.warning("Waiting, for %g s at most: %s", within_s, error.sentence)
+            asked_s = error.details.get("retry_after_s") or 0.0
+            if time.monotonic() + max(wait, asked_s) > began + within_s:
+                why = f"It was waited for {within_s:g} s. {error.why}".strip()
+                raise NotReady(error.what, why, "Start the server, or look at its log.") from error
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - of many callers; decides nothing
+        await asyncio.sleep(max(wait * spread, asked_s))
+        wait = min(wait * 1.5, _LONGEST_WAIT_S)

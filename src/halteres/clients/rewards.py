@@ -1,8 +1,4 @@
-"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or elsewhere.
-
-Owns: the shapes of `/score` and `/rank`, the deadline of a call, long lists in several requests.
-Never: makes a number of an item that could not be scored; loads a model.
-"""
+"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from halteres.clients.json_client import JsonClient
 from halteres.clients.trajectories.address import Address
@@ -59,16 +57,15 @@ class RewardClient(JsonClient):
         waits_for_start: bool = True,
     ) -> None:
         address = Address.of(url, environ.reward_key)
-        root, key = address.url.removesuffix("/v1"), key or address.token or ""
         super().__init__(
-            root,
-            api_key=key,
+            address.url.removesuffix("/v1"),
+            api_key=key or address.token or "",
             timeout_s=None,
             ready_within_s=timeout_s,
             repeatable=True,
             waits_for_start=waits_for_start,
         )
-        self.name, self.output, self.model, self.timeout_s = root, output, model, timeout_s
+        self.name, self.output, self.model, self.timeout_s = self.root, output, model, timeout_s
         self.units: Output | None = None  # in which the server answered: raw ones of a model without calibration
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
@@ -92,12 +89,7 @@ class RewardClient(JsonClient):
         async with self._deadline():
             answer = await self._post("/rank", body)
         with boundary(ServerError, "Reading the answer of /rank"):
-            return Ranking(
-                order=tuple(answer["order"]),
-                scores=tuple(answer["scores"]),
-                ties=tuple(tuple(tie) for tie in answer["ties"]),
-                probability=tuple(answer["probability"]),
-            )
+            return msgspec.convert(answer, Ranking)
 
     async def health(self) -> dict[str, Any]:
         """What the server says of itself: its models, their digests, its queue. Asked once.
@@ -133,9 +125,8 @@ class RewardClient(JsonClient):
             async with asyncio.timeout(self.timeout_s):
                 yield
         except TimeoutError as error:
-            raise NotReady(
-                f"The reward server {self.root} gave no scores.", f"It had {self.timeout_s:g} s.", "Look at its log."
-            ) from error
+            what, why = f"The reward server {self.root} gave no scores.", f"It had {self.timeout_s:g} s."
+            raise NotReady(what, why, "Look at its log.") from error
 
 
 async def score(
@@ -169,12 +160,5 @@ def _item(text: Scorable) -> dict[str, Any]:
 def _score_of(item: Any) -> Score | None:
     if "error" in item:
         return None
-    return Score(
-        value=float(item["score"]),
-        num_tokens=int(item.get("tokens", 0)),
-        truncated=bool(item.get("truncated", False)),
-        ended_with_eos=bool(item.get("ended_with_eos", True)),
-        converted=bool(item.get("converted", False)),
-        parts={str(name): float(part) for name, part in item.get("parts", {}).items()},
-        out_of_range=item.get("out_of_range"),
-    )
+    names = {"value": item["score"], "num_tokens": item.get("tokens", 0), "disagreement": None}
+    return msgspec.convert({**item, **names}, Score)

@@ -1,61 +1,18 @@
-"""Which environments there are, read from source text; their names; the sentence for a file that is broken.
-
-Nothing is run: a folder of files that somebody else wrote can be listed.
-"""
+"""Which environments there are, and what they are called, read from the text of files: none is imported or run."""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halteres.config import environ
 from halteres.config.gem_ids import stands_for
-from halteres.config.outline import UNREADABLE, environment_class, read_outline, variants_of
 from halteres.errors import HalteresError, InvalidConfig, NotFound, boundary, nearest, unknown
-
-_WITH_VARIANT = re.compile(r"(.*\.py|[^/:]*):([^/:]*)")
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """The environment's name or file, and the variant; an empty one where none is named.
-
-    >>> split_name("game:Hangman-v0"), split_name("/home/me/a:b/games.py")
-    (('game', 'Hangman-v0'), ('/home/me/a:b/games.py', ''))
-    """
-    found = _WITH_VARIANT.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "")
-
-
-def joined_name(environment: str, variant: str) -> str:
-    """The name of a variant; the environment's own where there is none."""
-    return f"{environment}:{variant}" if variant else environment
-
-
-def is_path(name: str) -> bool:
-    """Whether it names a file rather than an environment."""
-    environment, _ = split_name(name)
-    return environment.endswith(".py") or "/" in environment
-
-
-def reference(asked: str, name: str, file: str) -> str:
-    """How settings refer to the environment `name` in `file`, which was asked for as `asked`: by its name where they
-    said that, else by its file; with its variant either way."""
-    environment, variant = split_name(name)
-    return name if split_name(asked)[0] == environment else joined_name(file, variant)
-
-
-def in_file_name(name: str) -> str:
-    """The name as a part of a file's name, which no colon belongs into.
-
-    >>> in_file_name("game:Hangman-v0")
-    'game_Hangman-v0'
-    """
-    return name.replace(":", "_")
-
 
 BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 """Environments that come with the package. Read as text, like any other."""
@@ -63,12 +20,16 @@ BUILTIN_FOLDER = Path(__file__).resolve().parents[1] / "environments"
 ENTRY_POINTS = "halteres.environments"
 """Group of entry points by which other packages name modules that hold environments."""
 
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_UNREADABLE = (SyntaxError, ValueError, OSError, RecursionError, MemoryError)
+"""What reading a file that is not Python may raise; the last two, where it is nested too deeply."""
 
-_VARIANTS = (
-    "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the class, or in a constant (or the"
-    " keys of a dict) of this file or of one beside it."
-)
+_ROOTS = frozenset({"BaseEnv", "SingleTurnEnv", "MultiTurnEnv"})
+"""Classes that are no environments themselves, and from which environments derive."""
+
+_BUILT_IN, _PACKAGE = "halteres.environments.", Path(__file__).resolve().parents[2]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_WITH_VARIANT = re.compile(r"(.*\.py|[^/:]*):([^/:]*)")
 
 
 class EnvironmentBroken(InvalidConfig):
@@ -116,6 +77,43 @@ class Discovery:
     broken: tuple[BrokenFile, ...]
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """The environment's name or file, and the variant; an empty one where none is named.
+
+    >>> split_name("game:Hangman-v0"), split_name("/home/me/a:b/games.py")
+    (('game', 'Hangman-v0'), ('/home/me/a:b/games.py', ''))
+    """
+    found = _WITH_VARIANT.fullmatch(name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def joined_name(environment: str, variant: str) -> str:
+    """The name of a variant; the environment's own where there is none."""
+    return f"{environment}:{variant}" if variant else environment
+
+
+def is_path(name: str) -> bool:
+    """Whether it names a file rather than an environment."""
+    environment, _ = split_name(name)
+    return environment.endswith(".py") or "/" in environment
+
+
+def reference(asked: str, name: str, file: str) -> str:
+    """How settings refer to the environment `name` in `file`, with its variant: by its name if it was asked for by
+    that, else by its file."""
+    environment, variant = split_name(name)
+    return name if split_name(asked)[0] == environment else joined_name(file, variant)
+
+
+def in_file_name(name: str) -> str:
+    """The name as part of a file's name, without a colon.
+
+    >>> in_file_name("game:Hangman-v0")
+    'game_Hangman-v0'
+    """
+    return name.replace(":", "_")
+
+
 def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery:
     """Look through these folders and their own folders, then those of HALTERES_ENVIRONMENTS and HALTERES_HOME, what
     other packages offer, and the built-in ones. Names that begin with `_` are passed over.
@@ -133,8 +131,11 @@ def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery
         if isinstance(environment, BrokenFile):
             broken[environment.file_path] = environment
         elif environment is not None and environment.file_path not in {one.file_path for one in found.values()}:
-            named = _named_apart(environment, found)
-            found[named.name] = named
+            file = Path(environment.file_path)
+            apart = f"{file.stem}.{environment.class_name}"
+            names = (environment.name, apart, f"{file.parent.name}.{apart}", f"{environment.name}.{len(found)}")
+            name = next(name for name in names if name not in found and _NAME.fullmatch(name))
+            found[name] = replace(environment, name=name)
     return Discovery(environments=tuple(found[name] for name in sorted(found)), broken=tuple(broken.values()))
 
 
@@ -147,115 +148,69 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
         InvalidConfig: it is an id of GEM's in whose place something else is used.
         EnvironmentBroken: the file cannot be used; the text says why and where.
     """
-    base, _ = split_name(name_or_path)
-    if is_path(base):
-        return _variant(_in_file(Path(base).expanduser().absolute()), name_or_path)
-    found = discover(folders)
-    named = {Path(one.file_path).stem: one for one in reversed(found.environments)}
-    named |= {one.name: one for one in found.environments}
-    if base in named:
-        return _variant(named[base], name_or_path)
-    for file in found.broken:
+    base, variant = split_name(name_or_path)
+    listed = None if is_path(base) else discover(folders)
+    if listed is None:
+        environment = _in_file(Path(base).expanduser().absolute())
+    else:
+        named = {Path(one.file_path).stem: one for one in reversed(listed.environments)}
+        environment = (named | {one.name: one for one in listed.environments}).get(base)
+    if environment is not None:
+        if name_or_path != base and variant not in environment.variants:
+            built_in = BUILTIN_FOLDER in Path(environment.file_path).parents
+            members = [joined_name(base, one) for one in environment.variants] or [base]
+            raise (stands_for(name_or_path) if built_in else None) or _unknown(name_or_path, members)
+        variant = variant or next(iter(environment.variants), "")
+        return replace(environment, name=joined_name(environment.name, variant))
+    broken, environments = (listed.broken, listed.environments) if listed else ((), ())
+    for file in broken:
         if Path(file.file_path).stem == base:
             raise _broken(Path(file.file_path), file.why)
-    raise stands_for(name_or_path) or _unknown(name_or_path, [one.name for one in found.environments], found)
+    names = [one.name for one in environments]
+    members = [member for one in environments for member in one.members]
+    # Where no name is like the one that was asked for, a variant of a family may be.
+    known = members if nearest(name_or_path, names) is None and nearest(name_or_path, members) else names
+    raise stands_for(name_or_path) or _unknown(name_or_path, known)
 
 
 def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | None:
-    """The environment in a file, or None where it defines none.
+    """The environment in a file, or None where it defines none: the class whose `cli` is called, else the last one that
+    is no base of another. A file is parsed again where it has changed; `afresh` does so in any case.
 
     Raises:
         EnvironmentBroken: the file is no Python, or the environment's name cannot be used.
     """
     try:
-        outline = read_outline(file, afresh=afresh)
+        source = _read(file, afresh=afresh)
+        names = _environment_classes(file, source, frozenset({file}))
     except SyntaxError as error:
         raise _broken(file, f"line {error.lineno}: {error.msg}.", error.lineno) from error
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise _broken(file, f"{type(error).__name__}: {error}.") from error
-    kind = environment_class(file, outline)
-    if kind is None:
+    if not names:
         return None
-    name = kind.label or file.stem
+    bases = {base for name in names for base in _bases(source.classes[name])}
+    called = [name for name in source.cli_calls if name in names]
+    found = source.classes[called[0] if called else [name for name in names if name not in bases][-1]]
+    label = _attribute(found, "name")
+    name = label.value if isinstance(label, ast.Constant) and isinstance(label.value, str) else file.stem
     if not _NAME.fullmatch(name):
-        why = f"line {kind.line}: its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
-        raise _broken(file, why, kind.line)
-    variants = variants_of(file, outline, kind)
+        why = f"its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
+        raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
+    variants = _variants(file, source, _attribute(found, "variants"))
     if variants is None or not all(map(_NAME.fullmatch, variants)):
-        raise _broken(file, f"line {kind.line}: {_VARIANTS}", kind.line)
+        why = (
+            "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the class, or in a constant "
+            "(or the keys of a dict) of this file or of one beside it."
+        )
+        raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
     return EnvironmentFile(
         name=name,
-        class_name=kind.name,
+        class_name=found.name,
         file_path=str(file.absolute()),
-        description=kind.summary or outline.summary or f"Environment from {file.name}",
+        description=_first_line(found) or source.summary or f"Environment from {file.name}",
         variants=variants,
     )
-
-
-def _variant(found: EnvironmentFile, asked: str) -> EnvironmentFile:
-    """What is asked for by a name or file that leads to this environment: of a family one variant."""
-    base, variant = split_name(asked)
-    if asked != base and variant not in found.variants:
-        instead = stands_for(asked) if BUILTIN_FOLDER in Path(found.file_path).parents else None
-        raise instead or _unknown(asked, [joined_name(base, one) for one in found.variants] or [base])
-    return replace(found, name=joined_name(found.name, variant or next(iter(found.variants), "")))
-
-
-def _unknown(asked: str, names: Sequence[str], beside: Discovery | None = None) -> HalteresError:
-    """The error for a name that is not among these; where none of them is like it, variants of families may be."""
-    members = [member for one in beside.environments for member in one.members] if beside else []
-    known = members if nearest(asked, names) is None and nearest(asked, members) else names
-    return unknown(EnvironmentNotFound, "environment", asked, known, "List them with: halteres env list")
-
-
-def _named_apart(environment: EnvironmentFile, taken: dict[str, EnvironmentFile]) -> EnvironmentFile:
-    """With its name, or another that nobody has yet."""
-    file = Path(environment.file_path)
-    apart = f"{file.stem}.{environment.class_name}"
-    for name in (environment.name, apart, f"{file.parent.name}.{apart}"):
-        if name not in taken and _NAME.fullmatch(name):
-            return replace(environment, name=name)
-    return replace(environment, name=f"{environment.name}.{len(taken)}")
-
-
-def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
-    for folder in (*folders, *environ.environment_folders()):
-        yield from _files(folder)
-    yield from _offered()
-    yield from _files(BUILTIN_FOLDER)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Python files of a folder, then those of its folders."""
-    for file in (*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))):
-        if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
-            yield file.absolute()
-
-
-def _offered() -> Iterator[Path | BrokenFile]:
-    """Files of the modules that other packages name by entry points, found without importing them."""
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        try:
-            with boundary(EnvironmentBroken, f"Finding {point.value}"):
-                file = _module_file(point.module)
-        except EnvironmentBroken as error:
-            yield BrokenFile(file_path=point.value, why=error.what)
-            continue
-        yield file or BrokenFile(file_path=point.value, why=f"There is no module {point.module}.")
-
-
-def _module_file(module: str) -> Path | None:
-    top, *below = module.split(".")
-    spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
-    if spec is None:
-        return None
-    if not below:
-        return Path(spec.origin) if spec.origin else None
-    for folder in spec.submodule_search_locations or ():
-        for file in (Path(folder, *below).with_suffix(".py"), Path(folder, *below, "__init__.py")):
-            if file.is_file():
-                return file
-    return None
 
 
 def _in_file(file: Path) -> EnvironmentFile:
@@ -269,44 +224,182 @@ def _in_file(file: Path) -> EnvironmentFile:
     )
 
 
+def _unknown(name: str, known: Sequence[str]) -> HalteresError:
+    return unknown(EnvironmentNotFound, "environment", name, known, "List them with: halteres env list")
+
+
 def _broken(file: Path, why: str, line: int | None = None) -> EnvironmentBroken:
-    return EnvironmentBroken(
-        f"The environment file {file} is broken.", why, "Mend the file.", file=str(file), line=line
+    what = f"The environment file {file} is broken."
+    return EnvironmentBroken(what, why, "Mend the file.", file=str(file), line=line)
+
+
+def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
+    for folder in (*folders, *environ.environment_folders()):
+        yield from _files(folder)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            with boundary(EnvironmentBroken, f"Finding {point.value}"):
+                file = _module_file(point.module)
+        except EnvironmentBroken as error:
+            yield BrokenFile(file_path=point.value, why=error.what)
+        else:
+            yield file or BrokenFile(file_path=point.value, why=f"There is no module {point.module}.")
+    yield from _files(BUILTIN_FOLDER)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Python files of a folder, then those of its folders."""
+    for file in (*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))):
+        if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
+            yield file.absolute()
+
+
+def _module_file(module: str) -> Path | None:
+    """The file of a module, which is not imported."""
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
+    if spec is None:
+        return None
+    if not below:
+        return Path(spec.origin) if spec.origin else None
+    places = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
+    files = (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    classes: dict[str, ast.ClassDef]
+    values: dict[str, ast.expr]  # local name -> what was assigned to it
+    imports: dict[str, tuple[str, str]]  # local name -> (module, with leading dots; name in it, "" for the module)
+    cli_calls: list[str]  # names whose `.cli` is called
+    summary: str
+
+
+_sources: dict[Path, tuple[tuple[int, int], _Source]] = {}
+
+
+def _read(file: Path, *, afresh: bool = False) -> _Source:
+    stat = file.stat()
+    key = stat.st_mtime_ns, stat.st_size
+    known = _sources.get(file)
+    if afresh or known is None or known[0] != key:
+        known = _sources[file] = (key, _parse(ast.parse(file.read_bytes(), filename=str(file))))
+    return known[1]
+
+
+def _parse(tree: ast.Module) -> _Source:
+    statements = list(_statements(tree.body))
+    imports: dict[str, tuple[str, str]] = {}
+    cli_calls: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            imports |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
+            cli_calls.append(_dotted(node.func.value).rpartition(".")[2])
+    return _Source(
+        classes={node.name: node for node in statements if isinstance(node, ast.ClassDef)},
+        values=dict(_assignments(statements)),
+        imports=imports,
+        cli_calls=cli_calls,
+        summary=_first_line(tree),
     )
 
 
-TRACEBACK_LINES = 8
-
-LINK = "https://errors.pydantic.dev"
-"""pydantic ends its errors with a line that leads there, and says nothing."""
-
-
-def broken(file: Path, interpreter: str, why: str, err: str = "") -> EnvironmentBroken:
-    """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
-    line = _line_of(file, err)
-    where = f"{file}:{line}" if line else str(file)
-    return EnvironmentBroken(
-        f"The environment file {where} is broken.",
-        why,
-        f"Run `{interpreter} {file} describe` to see the whole message.",
-        file=str(file),
-        line=line,
-        traceback=_tail(err) if "Traceback" in err else None,
-    )
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Statements of the module, those under `if`, `try` and `with` too."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(ast.iter_child_nodes(node))
 
 
-def _line_of(file: Path, err: str) -> int | None:
-    """The line of the file that a traceback, or a sentence of `describe`, names last."""
-    name = re.escape(str(file))
-    found = re.findall(rf'File "{name}", line (\d+)|{name}:(\d+)', err)
-    return int(found[-1][0] or found[-1][1]) if found else None
+def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))
 
 
-def _tail(err: str) -> list[str]:
-    return [line.rstrip() for line in err.splitlines() if line.strip() and LINK not in line][-TRACEBACK_LINES:]
+def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
+    return next((value for target, value in _assignments(node.body) if target == name), None)
 
 
-def last_line(text: str) -> str:
-    """What it said in the end."""
-    lines = _tail(text)
-    return lines[-1].strip().removeprefix("error: ")[:600] if lines else "it said nothing."
+def _first_line(node: ast.Module | ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").strip().partition("\n")[0]
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [_dotted(base) for base in node.bases]
+
+
+def _dotted(node: ast.expr | None) -> str:
+    """`m.C` of `m.C` and `m.C[T]`; empty where it is no name."""
+    if isinstance(node, ast.Subscript):
+        return _dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _environment_classes(file: Path, source: _Source, seen: frozenset[Path]) -> list[str]:
+    """Classes that derive from a root: through others of the file, aliases, and files that it imports from."""
+
+    def derives(name: str, through: frozenset[str]) -> bool:
+        if name.rpartition(".")[2] in _ROOTS:
+            return True
+        if name in source.classes and name not in through:
+            return any(derives(base, through | {name}) for base in _bases(source.classes[name]))
+        if (alias := _dotted(source.values.get(name))) and name not in through:
+            return derives(alias, through | {name})
+        origin, member = _origin(file, source, name)
+        if member in _ROOTS or origin is None or origin in seen:
+            return member in _ROOTS
+        try:
+            return member in _environment_classes(origin, _read(origin), seen | {origin})
+        except _UNREADABLE:
+            return False
+
+    return [name for name in source.classes if name not in _ROOTS and derives(name, frozenset())]
+
+
+def _variants(file: Path, source: _Source, value: ast.expr | None) -> tuple[str, ...] | None:
+    """The texts of `variants = ("a", "b")`, `NAMES` or `tuple(module.NAMES)`; () without any, None if unreadable."""
+    if value is None:
+        return ()
+    if isinstance(value, ast.Call) and _dotted(value.func) == "tuple" and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Name | ast.Attribute):
+        name = _dotted(value)
+        value = source.values.get(name)
+        if value is None:
+            origin, member = _origin(file, source, name)
+            try:
+                value = _read(origin).values.get(member) if origin else None
+            except _UNREADABLE:
+                return None
+    if not isinstance(value, ast.Tuple | ast.List | ast.Dict):
+        return None
+    items = value.keys if isinstance(value, ast.Dict) else value.elts
+    texts = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return tuple(texts) if len(texts) == len(items) else None
+
+
+def _origin(file: Path, source: _Source, name: str) -> tuple[Path | None, str]:
+    """The file that a name was imported from, and its name there; None unless it is built in or lies beside."""
+    if name in source.imports:
+        module, member = source.imports[name]
+    else:
+        owner, _, member = name.rpartition(".")
+        module, part = source.imports.get(owner, ("", ""))
+        module = f"{module}.{part}".strip(".") if part else module
+    parts = [part for part in module.split(".") if part]
+    if not parts:
+        return None, member
+    up = max(1, len(module) - len(module.lstrip(".")))
+    folders = [_PACKAGE] if module.startswith(_BUILT_IN) else file.parents[up - 1 : up + 1]
+    files = (folder.joinpath(*parts).with_suffix(".py") for folder in folders)
+    return next((found for found in files if found.is_file()), None), member

@@ -1,8 +1,4 @@
-"""One change to one setting, typed (a tool's JSON) or as text (`--set`): both go the same way.
-
-Owns: the noun `Edit`; which setting a name means, the seeds' names included.
-Never: knows an environment's own fields, validates a value.
-"""
+"""One change to one setting, typed (a tool's JSON) or as text (`--set`), and which setting its name means."""
 
 from __future__ import annotations
 
@@ -11,10 +7,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
@@ -65,8 +60,12 @@ class Edit:
     def place(self) -> str | Problem:
         """The setting it means, section.field; a name that is none of ours may be the environment's."""
         section, _, field = self.name.rpartition(".")
-        if section:
-            return self.name if section in (*SECTIONS, "env") else self._unknown(field)
+        if section in (*SECTIONS, "env"):
+            return self.name
+        if section:  # an unknown one: perhaps the seeds' name of it
+            meant = IN_FILES.get(field) or Edit(name=field, value=self.value).key
+            guess = meant if meant in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
+            return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
         owners = [name for name, model in SECTIONS.items() if field in model.model_fields]
         if len(owners) > 1:
             return self.ambiguous([f"{owner}.{field}" for owner in owners])
@@ -77,34 +76,29 @@ class Edit:
         rule = f"more than one section has it: write {' or '.join(choice)}"
         return Problem(field=self.name, got=self.value, rule=rule)
 
-    def switched_on(self) -> Problem | None:
-        """The problem with one of the seeds' switches that is not false."""
-        if self.name not in SWITCHES or self.value in (False, None, "false"):
-            return None
-        return switch_refused(self.name, self.value)
-
-    def _unknown(self, field: str) -> Problem:
-        """An unknown section: perhaps the seeds' name of one."""
-        section = self.name.rpartition(".")[0]
-        meant = IN_FILES.get(field) or Edit(name=field, value=self.value).key
-        guess = meant if meant in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
-        return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
-
 
 def read_edit(text: str) -> Edit | Problem:
-    """An edit written as `name=value`; the value is YAML."""
+    """An edit written as `name=value`; the value is YAML, and `1e-3` a number, which YAML 1.1 takes for a text."""
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name.rpartition(".")[2]:
         return Problem(field=text, got=None, rule="write it as section.field=value")
-    return Edit(name=name, value=_scalar(value))
+    try:
+        return Edit(name=name, value=float(value) if _NUMBER.fullmatch(value.strip()) else yaml.safe_load(value))
+    except yaml.YAMLError:
+        return Edit(name=name, value=value)
+
+
+def switch_refused(name: str, value: Any) -> Problem:
+    """The problem with `slurm: true` and `testing: true`."""
+    return Problem(field=name, got=value, rule=f"it can only be false here: {SWITCHES[name]}")
 
 
 def short_name(key: str, env_fields: Collection[str]) -> str:
     """The shortest name that means this setting, beside an environment with these fields."""
     field = key.rpartition(".")[2]
-    own_to_env = field in env_fields and field not in ENV_WIRING
-    is_clear = Edit(name=field, value=None).key == key and (key.startswith("env.") or not own_to_env)
+    is_environments = field in env_fields and field not in ENV_WIRING
+    is_clear = Edit(name=field, value=None).key == key and (key.startswith("env.") or not is_environments)
     return field if is_clear else key
 
 
@@ -127,42 +121,16 @@ def nearest_setting(name: str, env_fields: Iterable[str] = ()) -> str | None:
     return ours.get(close[0], close[0]) if close else None
 
 
-def switch_refused(name: str, value: Any) -> Problem:
-    """The problem with `slurm: true` and `testing: true`."""
-    return Problem(field=name, got=value, rule=f"it can only be false here: {SWITCHES[name]}")
-
-
-def _scalar(text: str) -> Any:
-    """The value of a text, read as YAML; `1e-3` is a number, which YAML 1.1 takes for a text."""
-    if _NUMBER.fullmatch(text.strip()):
-        return float(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-NUMBER, TEXT, FINITE = "must be a number", "must be text", "must be a finite number"
-
-
-def truth_for_number(model: type[BaseModel], section: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Fields of a section of ours that were given a truth value where a number belongs."""
-    return [
-        Problem(field=f"{section}.{name}", got=value, rule=NUMBER)
-        for name, value in given.items()
-        if isinstance(value, bool) and {int, float} & _kinds(model.model_fields[name].annotation)
-    ]
-
-
 def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
-    """The same of an environment's values, by its JSON Schema; and numbers that are not finite, however deep."""
+    """An environment's fields that have a truth value where its JSON Schema has a number, or a number, however deep,
+    that is not finite."""
     fields = schema.get("properties", {})
     for name, value in values.items():
-        if isinstance(value, bool) and (types := _types(fields.get(name, {}))) and "boolean" not in types:
-            if types & {"integer", "number"}:
-                yield Problem(field=f"env.{name}", got=value, rule=NUMBER)
-        elif endless(value):
-            yield Problem(field=f"env.{name}", got=value, rule=FINITE)
+        types = _types(fields.get(name, {}))
+        if isinstance(value, bool) and "boolean" not in types and types & {"integer", "number"}:
+            yield Problem(field=f"env.{name}", got=value, rule="must be a number")
+        elif not is_finite(value):
+            yield Problem(field=f"env.{name}", got=value, rule="must be a finite number")
 
 
 def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
@@ -179,20 +147,13 @@ def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
     return number if "number" in types and math.isfinite(number) else None
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """The types of `int | None` and the like."""
-    return {annotation, *get_args(annotation)}
+def is_finite(value: Any) -> bool:
+    """Whether every number in a value, however deep, is finite."""
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(is_finite, value.values() if isinstance(value, Mapping) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _types(field: Mapping[str, Any]) -> set[str]:
     """JSON types that a field may have."""
     return {str(one["type"]) for one in (field, *field.get("anyOf", ())) if isinstance(one.get("type"), str)}
-
-
-def endless(value: Any) -> bool:
-    """Whether there is a number in it, however deep, that is not finite."""
-    if isinstance(value, Mapping):
-        return any(endless(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(endless(item) for item in value)
-    return isinstance(value, float) and not math.isfinite(value)

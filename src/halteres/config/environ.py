@@ -1,14 +1,11 @@
-"""The only reader of environment variables.
-
-Owns: every variable's name, meaning and default.
-Never: is read at import; each function reads when called.
-"""
+"""The only reader of environment variables: each one's name, meaning and default. Nothing is read at import."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from halteres.errors import InvalidConfig
@@ -17,28 +14,25 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEVICES = ("cpu", "cuda")
 LOOPBACK = ("127.0.0.1", "localhost")
 
+API_KEY = "TINKER_API_KEY"
+TRAJECTORY_TOKEN, SERVICE_KEY = "HALTERES_TRAJECTORY_TOKEN", "HALTERES_SERVICE_KEY"
+REWARD_KEY = "HALTERES_REWARD_KEY"
+_RUN_SECRET = "HALTERES_RUN_SECRET"  # noqa: S105 - a name
+
 
 def home() -> Path:
     """HALTERES_HOME: where runs, services and models live (default ~/.halteres)."""
-    return Path(os.environ.get("HALTERES_HOME") or Path.home() / ".halteres").expanduser().absolute()
+    return _folder("HALTERES_HOME") or Path.home() / ".halteres"
 
 
 def log_level() -> str:
     """HALTERES_LOG: level of the log on stderr (default INFO)."""
-    level = (os.environ.get("HALTERES_LOG") or "INFO").strip().upper()
-    if level not in LOG_LEVELS:
-        raise _misread("HALTERES_LOG", level, f"It is one of {', '.join(LOG_LEVELS)}.")
-    return level
+    return _one_of("HALTERES_LOG", (os.environ.get("HALTERES_LOG") or "INFO").strip().upper(), LOG_LEVELS)
 
 
 def lifeline_fd() -> int | None:
     """HALTERES_LIFELINE_FD: descriptor of the pipe that ends when the starting process does."""
-    value = os.environ.get("HALTERES_LIFELINE_FD")
-    if not value:
-        return None
-    if not value.isdecimal():
-        raise _misread("HALTERES_LIFELINE_FD", value, "It is the number of an open descriptor.")
-    return int(value)
+    return _number("HALTERES_LIFELINE_FD", "It is the number of an open descriptor.", 0)
 
 
 def service_url() -> str | None:
@@ -46,17 +40,9 @@ def service_url() -> str | None:
     return os.environ.get("TINKER_BASE_URL") or None
 
 
-API_KEY = "TINKER_API_KEY"
-
-
 def api_key() -> str | None:
     """TINKER_API_KEY: the key sent to the training service."""
     return os.environ.get(API_KEY) or None
-
-
-TRAJECTORY_TOKEN, SERVICE_KEY = "HALTERES_TRAJECTORY_TOKEN", "HALTERES_SERVICE_KEY"
-REWARD_KEY = "HALTERES_REWARD_KEY"
-_RUN_SECRET = "HALTERES_RUN_SECRET"  # noqa: S105 - a name
 
 
 def trajectory_token() -> str | None:
@@ -91,20 +77,12 @@ def database_url() -> str | None:
 
 def threads() -> int | None:
     """HALTERES_THREADS: threads of the engine (default: cores - 1, at least 1)."""
-    value = os.environ.get("HALTERES_THREADS")
-    if not value:
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise _misread("HALTERES_THREADS", value, "It is a number of threads, 1 or more.")
-    return int(value)
+    return _number("HALTERES_THREADS", "It is a number of threads, 1 or more.", 1)
 
 
 def device() -> str:
     """HALTERES_DEVICE: what the engine computes on, `cpu` or `cuda` (default cpu: `cuda` is not verified yet)."""
-    name = os.environ.get("HALTERES_DEVICE") or "cpu"
-    if name not in DEVICES:
-        raise _misread("HALTERES_DEVICE", name, f"It is one of {', '.join(DEVICES)}.")
-    return name
+    return _one_of("HALTERES_DEVICE", os.environ.get("HALTERES_DEVICE") or "cpu", DEVICES)
 
 
 def set_threads(count: int) -> None:
@@ -140,15 +118,10 @@ def for_child(**changes: str) -> dict[str, str]:
         "WANDB_ERROR_REPORTING": "false",
     }
     inherited = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
-    return {**quiet, **inherited, **_past_proxies(), **changes}
-
-
-def _past_proxies() -> dict[str, str]:
-    """Both spellings of NO_PROXY, each with what was exempt already and with loopback."""
     given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')}".split(",")
     names = dict.fromkeys([*(name.strip() for name in given if name.strip()), *LOOPBACK])
     exempt = "*" if "*" in names else ",".join(names)  # urllib knows the asterisk only alone
-    return {"no_proxy": exempt, "NO_PROXY": exempt}
+    return {**quiet, **inherited, "no_proxy": exempt, "NO_PROXY": exempt, **changes}
 
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
@@ -161,7 +134,7 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
     in an address."""
     return {
-        name: _LOGIN.sub(r"\g<before>", value) if _is_address(name) else value
+        name: _LOGIN.sub(r"\g<before>", value) if name.upper().endswith(_ADDRESS) else value
         for name, value in for_child(**changes).items()
         if not is_secret(name)
     }
@@ -171,33 +144,24 @@ def with_keys(*names: str, **changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets but these; and, where there are any, the proxies with their
     logins: a key is for somebody outside."""
     given = {name for name in os.environ if name in names or (names and name.upper().endswith("_PROXY"))}
-    told = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
-    return {**for_sandboxed(), **told, **changes}
+    kept = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
+    return {**for_sandboxed(), **kept, **changes}
 
 
 def secrets() -> dict[str, str]:
     """What is secret in this process's variables, by their names: values of those named like secrets, passwords within
     addresses."""
-    found = {name: _secret(name, value) for name, value in os.environ.items()}
-    return {name: secret for name, secret in found.items() if secret}
-
-
-def _secret(name: str, value: str) -> str:
-    if is_secret(name):
-        return value
-    login = _LOGIN.search(value) if _is_address(name) else None
-    return login["password"] if login else ""
+    found = {name: value for name, value in os.environ.items() if value and is_secret(name)}
+    addresses = {name: value for name, value in os.environ.items() if name.upper().endswith(_ADDRESS)}
+    logins = {name: login["password"] for name, value in addresses.items() if (login := _LOGIN.search(value))}
+    return logins | found
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable or a setting is named like a secret."""
     words = name.upper()
-    own = words not in ("PWD", "OLDPWD") and words.rpartition("_")[2] in _SECRET_WORDS
-    return words.endswith(_SECRET) or own
-
-
-def _is_address(name: str) -> bool:
-    return name.upper().endswith(_ADDRESS)
+    ends_so = words not in ("PWD", "OLDPWD") and words.rpartition("_")[2] in _SECRET_WORDS
+    return words.endswith(_SECRET) or ends_so
 
 
 def hub_cache() -> Path:
@@ -253,29 +217,22 @@ def agent_session() -> str | None:
 def longest_wait_s() -> float:
     """HALTERES_LONGEST_WAIT_S: seconds that a tool's call may wait at most, which is less than the host of the tools
     gives a call (default 50; 45 to 3600). `halteres install-agent` sets it for hosts whose time-out is known."""
-    value = os.environ.get("HALTERES_LONGEST_WAIT_S")
-    if not value:
-        return 50.0
-    if not value.isdecimal() or not 45 <= int(value) <= 3600:
-        raise _misread("HALTERES_LONGEST_WAIT_S", value, "It is a number of seconds from 45 to 3600.")
-    return float(value)
+    return float(_number("HALTERES_LONGEST_WAIT_S", "It is a number of seconds from 45 to 3600.", 45, 3600) or 50)
 
 
 def hermes_home() -> Path | None:
     """HERMES_HOME: where links to logs are made too, under logs/rl_training, where it is set."""
-    given = os.environ.get("HERMES_HOME")
-    return Path(given).expanduser().absolute() if given else None
+    return _folder("HERMES_HOME")
 
 
 def claude_config_dir() -> Path | None:
     """CLAUDE_CONFIG_DIR: where Claude Code keeps a user's settings, if not in ~/.claude.json and ~/.claude."""
-    given = os.environ.get("CLAUDE_CONFIG_DIR")
-    return Path(given).expanduser().absolute() if given else None
+    return _folder("CLAUDE_CONFIG_DIR")
 
 
 def codex_home() -> Path:
     """CODEX_HOME: where Codex keeps a user's settings (default ~/.codex)."""
-    return Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex").expanduser().absolute()
+    return _folder("CODEX_HOME") or Path.home() / ".codex"
 
 
 def environment_folders() -> tuple[Path, ...]:
@@ -287,6 +244,24 @@ def environment_folders() -> tuple[Path, ...]:
 def has_display() -> bool:
     """Whether a window can be opened: DISPLAY or WAYLAND_DISPLAY, where systems have those."""
     return sys.platform in ("darwin", "win32") or is_set("DISPLAY") or is_set("WAYLAND_DISPLAY")
+
+
+def _folder(name: str) -> Path | None:
+    given = os.environ.get(name)
+    return Path(given).expanduser().absolute() if given else None
+
+
+def _number(name: str, rule: str, least: int, most: float = float("inf")) -> int | None:
+    value = os.environ.get(name)
+    if value and not (value.isdecimal() and least <= int(value) <= most):
+        raise _misread(name, value, rule)
+    return int(value) if value else None
+
+
+def _one_of(name: str, value: str, allowed: Collection[str]) -> str:
+    if value not in allowed:
+        raise _misread(name, value, f"It is one of {', '.join(allowed)}.")
+    return value
 
 
 def _misread(name: str, value: str, rule: str) -> InvalidConfig:

@@ -1,10 +1,7 @@
-"""Settings from a file and from edits.
-
-Owns: reading YAML (ours or the seeds'), the one entry for whoever wants settings, their JSON Schema.
-Never: changes anything; on failure there is one InvalidConfig that lists every problem (`gathering`).
+"""The settings of a run from a file and edits, in one step; and the recipes, which are other programs' settings.
 
 Order: defaults, then the file, then edits, then what the operator's policy holds; an environment's own defaults are its
-`config_init` and its `trainer_defaults`, asked with `describe`.
+`config_init` and its `trainer_defaults`.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -123,7 +119,6 @@ class RecipeField:
 class Recipe:
     """The command line of a program."""
 
-    says: str
     fields: Mapping[str, RecipeField]
     further: Mapping[str, str]  # settings that the program has without a name for them
 
@@ -133,22 +128,18 @@ class Recipe:
         Raises:
             InvalidConfig: a name is not the program's, something is no assignment, or a value is none of its name's.
         """
-        given: dict[str, str] = {}
+        values = {name: field.default for name, field in self.fields.items()}
         for assignment in assignments:
-            name, assigned, value = assignment.partition("=")
-            if not assigned:
+            name, is_assigned, value = assignment.partition("=")
+            if not is_assigned:
                 raise InvalidConfig(f"'{assignment}' is no setting.", "A setting is NAME=VALUE.")
             if name not in self.fields:
                 raise unknown(InvalidConfig, "field of the recipe", name, self.fields)
-            given[name] = value
-        values = {name: given.get(name, field.default) for name, field in self.fields.items()}
-        return [
-            *(f"{key}={value}" for key, value in self.further.items()),
-            *(
-                f"{field.key}={field.value(values[name])}"
-                for name, field in self.fields.items()
-                if field.key and values[name] not in ("", "None")
-            ),
+            values[name] = value
+        edits = [f"{key}={value}" for key, value in self.further.items()]
+        given = ((field, values[name]) for name, field in self.fields.items())
+        return edits + [
+            f"{field.key}={field.value(text)}" for field, text in given if field.key and text not in ("", "None")
         ]
 
     def notes(self, assignments: Sequence[str]) -> list[str]:
@@ -166,47 +157,39 @@ def _estimator(use_rebn: str) -> str:
 
 
 GEM = Recipe(
-    "GEM's example script for Tinker: text games by REINFORCE with return batch normalisation",
-    MappingProxyType(
-        {
-            "model_name": RecipeField("inference.model", "", "the script's default is Qwen/Qwen3-4B-Instruct-2507"),
-            "batch_size": RecipeField(
-                "env.batch_size", "64", "counts whole episodes here, and all their turns are trained on"
-            ),
-            "learning_rate": RecipeField("trainer.learning_rate", "4e-5"),
-            "lora_rank": RecipeField("trainer.lora_rank", "8"),
-            "max_tokens": RecipeField("env.max_new_tokens", "1024"),
-            "seed": RecipeField("run.seed", "0", "seeds games, sampling and the adapter; the script never reads it"),
-            "max_steps": RecipeField("trainer.total_steps", "20"),
-            "save_every": RecipeField("trainer.checkpoint_every", "5"),
-            "env_id": RecipeField("run.environment", "game:GuessTheNumber-v0-easy"),
-            "num_env": RecipeField("env.max_num_workers", "32", "episodes at once; a slot that is free takes the next"),
-            "env_wrappers": RecipeField("env.env_wrappers", "concat"),
-            "template": RecipeField(
-                "env.template", "qwen3_game", "the wording; the markup is the model's own", value=json.dumps
-            ),
-            "gamma": RecipeField("trainer.gamma", "0.9"),
-            "use_rebn": RecipeField("trainer.advantage", "True", value=_estimator),
-            "wandb_project": RecipeField("run.wandb_project", ""),
-            "wandb_name": RecipeField("run.name", ""),
-            "log_dir": RecipeField("", "", "has no effect: a run has a directory of its own"),
-        }
-    ),
-    MappingProxyType(
-        {"env.group_size": "1", "env.max_token_length": "4096", "trainer.max_token_trainer_length": "4096"}
-    ),
+    {
+        "model_name": RecipeField("inference.model", "", "the script's default is Qwen/Qwen3-4B-Instruct-2507"),
+        "batch_size": RecipeField(
+            "env.batch_size", "64", "counts whole episodes here, and all their turns are trained on"
+        ),
+        "learning_rate": RecipeField("trainer.learning_rate", "4e-5"),
+        "lora_rank": RecipeField("trainer.lora_rank", "8"),
+        "max_tokens": RecipeField("env.max_new_tokens", "1024"),
+        "seed": RecipeField("run.seed", "0", "seeds games, sampling and the adapter; the script never reads it"),
+        "max_steps": RecipeField("trainer.total_steps", "20"),
+        "save_every": RecipeField("trainer.checkpoint_every", "5"),
+        "env_id": RecipeField("run.environment", "game:GuessTheNumber-v0-easy"),
+        "num_env": RecipeField("env.max_num_workers", "32", "episodes at once; a slot that is free takes the next"),
+        "env_wrappers": RecipeField("env.env_wrappers", "concat"),
+        "template": RecipeField(
+            "env.template", "qwen3_game", "the wording; the markup is the model's own", value=json.dumps
+        ),
+        "gamma": RecipeField("trainer.gamma", "0.9"),
+        "use_rebn": RecipeField("trainer.advantage", "True", value=_estimator),
+        "wandb_project": RecipeField("run.wandb_project", ""),
+        "wandb_name": RecipeField("run.name", ""),
+        "log_dir": RecipeField("", "", "has no effect: a run has a directory of its own"),
+    },
+    {"env.group_size": "1", "env.max_token_length": "4096", "trainer.max_token_trainer_length": "4096"},
 )
+"""GEM's example script for Tinker: text games by REINFORCE with return batch normalisation."""
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"gem": GEM})
+RECIPES: Mapping[str, Recipe] = {"gem": GEM}
 """By the name that `halteres train --recipe` takes."""
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises:
-        NotFound: there is none; the nearest is named.
-    """
+    """The recipe of this name. NotFound names the nearest."""
     if name not in RECIPES:
         raise unknown(NotFound, "recipe", name, RECIPES)
     return RECIPES[name]

@@ -1,13 +1,8 @@
-"""Settings on their way: what a file and edits give, laid together and validated at once.
-
-Owns: the order (defaults, file, edits, then what the policy holds), the list of everything that is wrong with them,
-what was taken for another type.
-Never: reads a file; changes anything.
-"""
+"""What a file and edits give, laid over each other and validated at once, beside the environment and the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,20 +13,26 @@ from halteres.config.discovery import reference
 from halteres.config.edits import (
     OWN_KEYS,
     SWITCHES,
-    TEXT,
     Edit,
-    endless,
+    is_finite,
     names_beside,
     nearest_setting,
     number_in_text,
     odd_numbers,
-    truth_for_number,
+    switch_refused,
 )
-from halteres.config.locks import over_cap, policy_lock, policy_locks, same, variant_lock, wiring_lock
-from halteres.config.policies import Policy
+from halteres.config.policies import (
+    Policy,
+    is_same_value,
+    over_cap,
+    policy_lock,
+    policy_locks,
+    variant_lock,
+    wiring_lock,
+)
 from halteres.config.problem import Problem, UnknownSetting, refusal
 from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
-from halteres.config.projection import Sections
+from halteres.config.projection import Sections, Source, Sources
 from halteres.config.settings import (
     ENV_WIRING,
     SECTIONS,
@@ -41,60 +42,10 @@ from halteres.config.settings import (
     Settings,
     TrainerSettings,
 )
-from halteres.config.sources import Source, Sources
 from halteres.errors import InvalidConfig
 
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
 """Where the environment leaves them unset (seeds 000, 002)."""
-
-_GROUP_RULE = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
-
-_AT_MOST = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
-
-
-def effective(given: Mapping[str, Any], told: Description) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself, what no JSON can say and only
-    the environment itself can set, and whether it would use W&B (atroposlib's default is to): only who asks does."""
-    env = {**told.config, **({} if told.schema else given)}
-    env = {
-        name: value
-        for name, value in env.items()
-        if name not in ENV_WIRING and (name in given or not (endless(value) or name == "use_wandb"))
-    }
-    group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
-    if env.get("batch_size") in (None, -1):
-        whole_groups = max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
-        env["batch_size"] = whole_groups * group
-    return env
-
-
-def minibatch_problem(minibatches: int, env: Mapping[str, Any]) -> Problem | None:
-    """More optimiser steps wanted of a batch than it has rollouts: there would be one for each, and no more."""
-    batch = env["batch_size"]
-    if not isinstance(batch, int) or minibatches <= max(1, batch):
-        return None
-    rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
-    return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
-
-
-def batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | None:
-    """What is wrong with the sizes of group and batch; `smallest_group`: what the estimator of advantages needs."""
-    batch, group = env["batch_size"], env["group_size"]
-    if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
-        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
-    if group < smallest_group:
-        return Problem(field="env.group_size", got=group, rule=_GROUP_RULE, suggest=(8, 16))
-    if group > LARGEST_BATCH:
-        return Problem(field="env.group_size", got=group, rule=_AT_MOST)
-    if batch > LARGEST_BATCH:
-        return Problem(field="env.batch_size", got=batch, rule=_AT_MOST, suggest=(LARGEST_BATCH // group * group,))
-    if batch % group:
-        below = batch // group * group
-        near = tuple(value for value in (below, below + group) if value)
-        rule = f"must be a multiple of group_size {group}"
-        return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
-    return None
-
 
 EQUAL_SCORES = "ensure_scores_are_not_same"
 """Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""
@@ -142,7 +93,8 @@ class Gathering:
         if isinstance(edit, Problem):
             self.problems.append(edit)
         elif edit.name in SWITCHES:
-            self.problems.extend(filter(None, [edit.switched_on()]))
+            if edit.value not in (False, None, "false"):
+                self.problems.append(switch_refused(edit.name, edit.value))
         elif isinstance(place := edit.place(), Problem):
             self.problems.append(place)
         else:
@@ -156,46 +108,28 @@ class Gathering:
             InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where it is the only one.
         """
         environment = self._environment()
-        self._hold(environment)
+        self._apply_policy(environment)
         given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
-        told = describe(environment, given)
-        self._add_defaults(told)
+        description = describe(environment, given)
+        self._add_defaults(description)
         parts = {name: self._validated(name) for name in SECTIONS}
-        env = effective(given, told)
+        env = _environment_values(given, description)
         trainer = parts["trainer"]
+        # What follows from settings that were refused is unknown: they are mended first.
+        is_known = isinstance(trainer, TrainerSettings)
         trainer = trainer if isinstance(trainer, TrainerSettings) else TrainerSettings()
         if trainer.learns_from_equal_scores and EQUAL_SCORES in env and EQUAL_SCORES not in given:
             env[EQUAL_SCORES] = False
-        is_known = parts["trainer"] is not None  # refused settings are mended first: what follows from them is unknown
-        self._check_environment(told, given, env, 2 if is_known and trainer.compares_groups else 1)
+        self._check_environment(description, given, env, 2 if is_known and trainer.compares_groups else 1)
         if is_known:
-            wrong = [over_cap(self.policy, trainer.total_steps), minibatch_problem(trainer.minibatches, env)]
-            self.problems.extend(filter(None, wrong))
+            self._add(over_cap(self.policy, trainer.total_steps), _minibatch_problem(trainer.minibatches, env))
         if self.problems:
-            raise self._refusal(told)
-        confirm(environment, env, told)
+            raise self._refusal(description)
+        confirm(environment, env, description)
         settings = Settings.model_validate({**parts, "env": env})
-        return Resolved(
-            settings=settings,
-            sources=self.sources,
-            coerced=dict(_coerced(self.edits, settings)),
-            trainer_defaults=told.trainer,
-        )
-
-    def _refusal(self, told: Description) -> InvalidConfig:
-        """The error for everything that is wrong, under the names that were given."""
-        refused = refusal([self._as_given(problem, told) for problem in self.problems])
-        named = {problem.field for problem in self.problems}
-        numbers = {edit.name: _number(edit, told) for edit in self.edits}
-        fine = {edit.name for edit in self.edits} - {self._names.get(field, field) for field in named}
-        if coerced := {name: number for name, number in numbers.items() if number is not None and name in fine}:
-            refused.details["coerced"] = coerced
-        return refused
-
-    def _as_given(self, problem: Problem, told: Description) -> Problem:
-        """With the name that was given; with those that there are, where there is none of that name."""
-        named = replace(problem, field=self._names.get(problem.field, problem.field))
-        return replace(named, available=names_beside(told.fields)) if isinstance(named, UnknownSetting) else named
+        coerced = dict(_coerced(self.edits, settings))
+        defaults = description.trainer
+        return Resolved(settings=settings, sources=self.sources, coerced=coerced, trainer_defaults=defaults)
 
     def _environment(self) -> EnvironmentProgram:
         """The environment's file; paths are made absolute, so that they mean the same from any folder."""
@@ -205,39 +139,35 @@ class Gathering:
         environment = find_program(name or RunSettings().environment, interpreter, folder)
         if name is not None:
             run["environment"] = reference(name, environment.name, str(environment.path))
-        self._name_variant(environment)
         if interpreter is not None and "/" in interpreter:
             run["interpreter"] = environment.interpreter
         if folder is not None:
             run["working_directory"] = str(environment.working_directory)
+        lock, given = variant_lock(environment), self.sections["env"].get("variant")
+        if lock is not None and given not in (None, lock.value):
+            self.problems.append(lock.refused(self._names.get(lock.key, lock.key), given))
+        self.sections["env"] |= environment.variant_setting
         return environment
 
-    def _hold(self, environment: EnvironmentProgram) -> None:
+    def _apply_policy(self, environment: EnvironmentProgram) -> None:
         """Lay the policy's locks over what was given."""
         locks_env = any(key.startswith("env.") for key in self.policy.lock)
         fields = describe(environment, {}).fields if locks_env else frozenset[str]()
         for key, value in policy_locks(self.policy, fields).items():
             section, _, name = key.partition(".")
             if section == "env" and name in ENV_WIRING:
-                continue  # told, and refused like all wiring
-            if key in self.sources and not same(key, self.sections[section][name], value):
+                continue  # it is refused like all wiring, with the policy's value
+            if key in self.sources and not is_same_value(key, self.sections[section][name], value):
                 lock = policy_lock(key, value, self.policy)
                 self.problems.append(lock.refused(self._names[key], self.sections[section][name]))
             self.put(key, value, "policy")
 
-    def _name_variant(self, environment: EnvironmentProgram) -> None:
-        """Which variant of a family it is, says the environment's name: another one is refused."""
-        lock, given = variant_lock(environment), self.sections["env"].get("variant")
-        if lock is not None and given not in (None, lock.value):
-            self.problems.append(lock.refused(self._names.get(lock.key, lock.key), given))
-        self.sections["env"] |= environment.variant_setting
-
-    def _add_defaults(self, told: Description) -> None:
+    def _add_defaults(self, description: Description) -> None:
         """Where nobody gave another value: what the environment says of our settings, steps lowered to their cap."""
-        if (own := told.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
+        if (own := description.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
             self.put(f"run.{THRESHOLD}", own, "config_init")
         given, cap = set(self.sections["trainer"]), self.policy.caps.max_steps
-        for name, value in told.trainer.items():
+        for name, value in description.trainer.items():
             if name not in given:
                 self.put(f"trainer.{name}", value, "config_init")
         steps = self.sections["trainer"].get("total_steps", TrainerSettings().total_steps)
@@ -247,12 +177,7 @@ class Gathering:
     def _validated(self, name: str) -> Section | None:
         model, given = SECTIONS[name], self.sections[name]
         known = {key: value for key, value in given.items() if key in model.model_fields}
-        for key in given.keys() - known.keys():
-            self.problems.append(self._unknown(f"{name}.{key}", given[key]))
-        refused = truth_for_number(model, name, known)
-        self.problems.extend(refused)
-        for problem in refused:
-            del known[problem.field.removeprefix(f"{name}.")]
+        self._add(*(self._unknown(f"{name}.{key}", given[key]) for key in given.keys() - known.keys()))
         try:
             return model.model_validate(known)
         except ValidationError as error:
@@ -260,48 +185,99 @@ class Gathering:
         return None
 
     def _check_environment(
-        self, told: Description, given: Mapping[str, Any], env: Mapping[str, Any], smallest_group: int
+        self, description: Description, given: Mapping[str, Any], env: Mapping[str, Any], smallest_group: int
     ) -> None:
         """What only beside the environment can be seen to be wrong."""
-        self._refuse_wiring(told)
-        for problem in told.problems:
-            name = problem.field.removeprefix("env.")
-            is_unknown = bool(told.schema) and name not in told.fields
-            self.problems.append(self._unknown(problem.field, problem.got, told.fields) if is_unknown else problem)
+        model = self.sections["inference"].get("model", InferenceSettings().model)
+        for key, source in self.sources.items():
+            lock = wiring_lock(key, {**description.config, "tokenizer_name": model})
+            if lock is not None and source != "policy":
+                section, _, name = key.partition(".")
+                held = replace(lock, value=self.policy.lock.get(key, lock.value))
+                self.problems.append(held.refused(self._names[key], self.sections[section][name]))
+        for problem in description.problems:
+            is_unknown = bool(description.schema) and problem.field.removeprefix("env.") not in description.fields
+            self._add(self._unknown(problem.field, problem.got, description.fields) if is_unknown else problem)
         known = {problem.field for problem in self.problems}
-        odd = {one.field: one for values in (env, given) for one in odd_numbers(told.schema, values)}
-        self.problems.extend(problem for field, problem in odd.items() if field not in known)
+        odd = {one.field: one for values in (env, given) for one in odd_numbers(description.schema, values)}
+        self._add(*(problem for name, problem in odd.items() if name not in known))
         if not known & {"env.batch_size", "env.group_size"}:
-            self.problems.extend(filter(None, [batch_problem(env, smallest_group)]))
+            self._add(_batch_problem(env, smallest_group))
         for edit in self.edits:
-            if edit.name in told.fields and edit.name not in ENV_WIRING and edit.key in OWN_KEYS:
+            if edit.name in description.fields and edit.name not in ENV_WIRING and edit.key in OWN_KEYS:
                 self.problems.append(edit.ambiguous([edit.key, f"env.{edit.name}"]))
 
-    def _refuse_wiring(self, told: Description) -> None:
-        for key, source in self.sources.items():
-            lock = wiring_lock(key, {**told.config, "tokenizer_name": self._model})
-            if lock is not None and source != "policy":
-                value = self.policy.lock.get(key, lock.value)
-                section, _, name = key.partition(".")
-                self.problems.append(replace(lock, value=value).refused(self._names[key], self.sections[section][name]))
-
-    @property
-    def _model(self) -> Any:
-        return self.sections["inference"].get("model", InferenceSettings().model)
-
-    def _unknown(self, key: str, got: Any, env_fields: frozenset[str] = frozenset()) -> Problem:
-        return UnknownSetting(
-            field=self._names.get(key, key),
-            got=got,
-            did_you_mean=nearest_setting(self._names.get(key, key), env_fields),
+    def _refusal(self, description: Description) -> InvalidConfig:
+        """The error for everything that is wrong, under the names that were given."""
+        names = {problem.field: self._names.get(problem.field, problem.field) for problem in self.problems}
+        problems = [replace(problem, field=names[problem.field]) for problem in self.problems]
+        there = names_beside(description.fields)
+        refused = refusal(
+            [replace(one, available=there) if isinstance(one, UnknownSetting) else one for one in problems]
         )
+        coerced: dict[str, float] = {}
+        for edit in self.edits:
+            section, _, name = edit.key.partition(".")
+            schema = SECTIONS[section].model_json_schema() if section in SECTIONS else description.schema
+            number = number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
+            if number is not None and edit.name not in names.values():
+                coerced[edit.name] = number
+        if coerced:
+            refused.details["coerced"] = coerced
+        return refused
+
+    def _add(self, *problems: Problem | None) -> None:
+        self.problems.extend(problem for problem in problems if problem is not None)
+
+    def _unknown(self, key: str, got: Any, env_fields: Iterable[str] = ()) -> Problem:
+        name = self._names.get(key, key)
+        return UnknownSetting(field=name, got=got, did_you_mean=nearest_setting(name, env_fields))
 
 
-def _number(edit: Edit, told: Description) -> float | None:
-    """The number that an edit gives as text, where one is wanted."""
-    section, _, name = edit.key.partition(".")
-    schema = SECTIONS[section].model_json_schema() if section in SECTIONS else told.schema
-    return number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
+def _environment_values(given: Mapping[str, Any], description: Description) -> dict[str, Any]:
+    """The environment's values as they will hold, without what a run fills in itself, what no JSON can say and only
+    the environment itself can set, and whether it would use W&B (atroposlib's default is to): only who asks does."""
+    env = {
+        name: value
+        for name, value in {**description.config, **({} if description.schema else given)}.items()
+        if name not in ENV_WIRING and (name in given or (is_finite(value) and name != "use_wandb"))
+    }
+    group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
+    if env.get("batch_size") in (None, -1):
+        whole_groups = max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
+        env["batch_size"] = whole_groups * group
+    return env
+
+
+def _minibatch_problem(minibatches: int, env: Mapping[str, Any]) -> Problem | None:
+    """More optimiser steps of a batch than it has rollouts: there would be one for each, and no more."""
+    batch = env["batch_size"]
+    if not isinstance(batch, int) or minibatches <= max(1, batch):
+        return None
+    rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
+    return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
+
+
+def _batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | None:
+    """What is wrong with the sizes of group and batch; `smallest_group`: what the estimator of advantages needs."""
+    batch, group = env["batch_size"], env["group_size"]
+    if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
+        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
+    if group < smallest_group:
+        rule = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
+        return Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16))
+    at_most = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
+    if group > LARGEST_BATCH:
+        return Problem(field="env.group_size", got=group, rule=at_most)
+    if batch > LARGEST_BATCH:
+        return Problem(field="env.batch_size", got=batch, rule=at_most, suggest=(LARGEST_BATCH // group * group,))
+    if batch % group:
+        below = batch // group * group
+        near = tuple(value for value in (below, below + group) if value)
+        return Problem(
+            field="env.batch_size", got=batch, rule=f"must be a multiple of group_size {group}", suggest=near
+        )
+    return None
 
 
 def _coerced(edits: list[Edit], settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -314,21 +290,16 @@ def _coerced(edits: list[Edit], settings: Settings) -> Iterator[tuple[str, Any]]
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return str(type(value))
-    for name, types in (("number", (int, float)), ("text", str), ("list", (list, tuple))):
-        if isinstance(value, types):
-            return name
-    return str(type(value))
+    return {int: "number", float: "number", tuple: "list"}.get(type(value), type(value).__name__)
 
 
 def _problems_of(section: str, error: ValidationError) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
-        rule = TEXT if detail["type"] == "string_type" else detail["msg"].replace("Input should be", "must be")
+        is_text = detail["type"] == "string_type"
+        rule = "must be text" if is_text else detail["msg"].replace("Input should be", "must be")
         inside = ".".join(str(part) for part in detail["loc"][1:])  # of a setting with settings of its own
         rule = f"{inside}: {rule}" if inside else rule
         facts = detail.get("ctx", {})
-        path = ".".join(str(part) for part in detail["loc"][:1]) or str(facts.get("field", ""))
-        got = facts.get("got") if "got" in facts else detail["input"]
-        guess = facts.get("did_you_mean")
-        yield Problem(field=f"{section}.{path}".rstrip("."), got=got, rule=rule, did_you_mean=guess)
+        name = str(detail["loc"][0]) if detail["loc"] else str(facts.get("field", ""))
+        got, guess = facts.get("got", detail["input"]), facts.get("did_you_mean")
+        yield Problem(field=f"{section}.{name}".rstrip("."), got=got, rule=rule, did_you_mean=guess)

@@ -9,87 +9,75 @@ from typing import Literal
 from halteres.errors import HalteresError, InvalidConfig, NotFound, unknown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """Ids that begin alike."""
 
     prefix: str
     kind: Literal["native", "adapter", "refused"]  # played here; an environment of ours stands in; there is none
-    environment: str | None = None  # the one of ours that stands in
     why: str = ""  # the prefix is not native
     instead: str = ""
+    environment: str | None = None  # the one of ours that stands in
 
+
+_NO_SANDBOX = "Its scorer runs what the model wrote, and there is no sandbox for that yet."
 
 OTHER_FAMILIES = (
     Family(
-        prefix="game:Crosswords",
-        kind="refused",
-        why="Its words and clues come from GEM's own data.",
-        instead="game:WordSearch-v1-easy is the nearest game.",
+        "game:Crosswords",
+        "refused",
+        "Its words and clues come from GEM's own data.",
+        "game:WordSearch-v1-easy is the nearest game.",
     ),
     Family(
-        prefix="game:WikiGame",
-        kind="refused",
-        why="It walks through Wikipedia, which a server has to serve.",
-        instead="Take a game that needs none, e.g. game:WordSearch-v1-easy.",
+        "game:WikiGame",
+        "refused",
+        "It walks through Wikipedia, which a server has to serve.",
+        "Take a game that needs none, e.g. game:WordSearch-v1-easy.",
     ),
-    Family(prefix="game:", kind="native"),
+    Family("game:", "native"),
     Family(
-        prefix="rg:",
-        kind="adapter",
-        environment="reasoning_gym",
-        why="Its tasks are made and scored by the package reasoning-gym, in a process of its own.",
-        instead="Use the environment reasoning_gym with env.task={name!r}.",
-    ),
-    Family(
-        prefix="math:GSM8K",
-        kind="adapter",
-        environment="gsm8k_tinker",
-        why="Its questions are a data set.",
-        instead="Use the environment gsm8k_tinker.",
+        "rg:",
+        "adapter",
+        "Its tasks are made and scored by the package reasoning-gym, in a process of its own.",
+        "Use the environment reasoning_gym with env.task={name!r}.",
+        "reasoning_gym",
     ),
     Family(
-        prefix="math:ASDiv2K",
-        kind="adapter",
-        environment="gsm8k_tinker",
-        why="Its questions are a data set, whose answers are numbers.",
-        instead="Use the environment gsm8k_tinker, with env.dataset=<a .jsonl file of its questions and answers>.",
+        "math:GSM8K", "adapter", "Its questions are a data set.", "Use the environment gsm8k_tinker.", "gsm8k_tinker"
     ),
     Family(
-        prefix="math:",
-        kind="refused",
-        why="Its answers are formulas, or its questions pictures, which no scorer here compares.",
-        instead="Where answers are numbers, use gsm8k_tinker with env.dataset; else write an environment of your own.",
+        "math:ASDiv2K",
+        "adapter",
+        "Its questions are a data set, whose answers are numbers.",
+        "Use the environment gsm8k_tinker, with env.dataset=<a .jsonl file of its questions and answers>.",
+        "gsm8k_tinker",
     ),
     Family(
-        prefix="code:",
-        kind="refused",
-        why="Its scorer runs what the model wrote, and there is no sandbox for that yet.",
-        instead="Take a task that is scored without running code, e.g. of reasoning_gym.",
+        "math:",
+        "refused",
+        "Its answers are formulas, or its questions pictures, which no scorer here compares.",
+        "Where answers are numbers, use gsm8k_tinker with env.dataset; else write an environment of your own.",
+    ),
+    Family("code:", "refused", _NO_SANDBOX, "Take a task that is scored without running code, e.g. of reasoning_gym."),
+    Family(
+        "qa:",
+        "refused",
+        "Its questions are a data set, whose answers are words.",
+        "Write an environment of your own that reads it and compares the answers.",
     ),
     Family(
-        prefix="qa:",
-        kind="refused",
-        why="Its questions are a data set, whose answers are words.",
-        instead="Write an environment of your own that reads it and compares the answers.",
+        "logic:",
+        "refused",
+        "Its questions are a data set.",
+        "Use the environment reasoning_gym, e.g. with env.task='knights_knaves'.",
     ),
+    Family("eval:CodeContest", "refused", _NO_SANDBOX, "Evaluate on a task that is scored without running code."),
     Family(
-        prefix="logic:",
-        kind="refused",
-        why="Its questions are a data set.",
-        instead="Use the environment reasoning_gym, e.g. with env.task='knights_knaves'.",
-    ),
-    Family(
-        prefix="eval:CodeContest",
-        kind="refused",
-        why="Its scorer runs what the model wrote, and there is no sandbox for that yet.",
-        instead="Evaluate on a task that is scored without running code.",
-    ),
-    Family(
-        prefix="eval:",
-        kind="refused",
-        why="Its questions are a data set to evaluate on.",
-        instead="Write an environment of your own with these questions held out, and evaluate it with rl_evaluate.",
+        "eval:",
+        "refused",
+        "Its questions are a data set to evaluate on.",
+        "Write an environment of your own with these questions held out, and evaluate it with rl_evaluate.",
     ),
 )
 """The first prefix that fits an id holds."""

@@ -1,20 +1,18 @@
-"""The policy file: what the operator of this machine locks and caps.
+"""The operator's policy file: what it locks and caps; and the locks on what a run fills in itself.
 
-Owns: the nouns `Policy`, `Caps` and `KeysRequired`, reading HALTERES_HOME/policy.yaml, the policies of the
-package.
-Never: applies a lock (`config.gathering`), ends a run at a cap (the supervisor), speaks of a model's policy.
-
-    extends: hermes-compat          # or: default
-    unlock: [inference.model]       # of what that one locks; the rest of it holds
-    lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
-    caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
-    min_status_interval_s: 0
-    require_keys: []                # to start; or: {gate: [], start: [], test: []}
+extends: hermes-compat          # or: default
+unlock: [inference.model]       # of what that one locks; the rest of it holds
+lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
+caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
+min_status_interval_s: 0
+require_keys: []                # to start; or: {gate: [], start: [], test: []}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,26 +20,23 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from halteres.config import environ
+from halteres.config.discovery import joined_name, split_name
 from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
-from halteres.config.problem import Problem, UnknownSetting
+from halteres.config.problem import LockedSetting, Problem, UnknownSetting
+from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
-from halteres.errors import HalteresError, InvalidConfig, nearest
+from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
+
+UNKNOWN_YET = "filled in by the run"
+"""The value shown of wiring that nobody knows before there is a run."""
 
 
 class PolicyCap(InvalidConfig):
     """The operator's policy does not allow so much."""
 
     code, status = "policy_cap", 403
-
-
-def _meant(name: str) -> str:
-    """The setting that a name means; an environment's field that the run fills in means ours that it is filled from."""
-    field = name.removeprefix("env.")
-    if name.startswith("env.") and field not in ENV_WIRING:
-        return name
-    return IN_FILES.get(field) or Edit(name=field, value=None).key
 
 
 class _Part(BaseModel):
@@ -51,18 +46,26 @@ class _Part(BaseModel):
 class Caps(_Part):
     """Budgets of one run, and how many may go on at once. None: no cap."""
 
-    max_steps: Annotated[int | None, Field(ge=1, description="optimiser steps of one run")] = None
-    max_hours: Annotated[float | None, Field(gt=0, description="hours of one run; a resumed one counts anew")] = None
-    max_tokens: Annotated[float | None, Field(gt=0, description="sampled tokens that one run trains on")] = None
-    max_concurrent_runs: Annotated[int | None, Field(ge=1, description="runs that go on at once")] = None
+    max_steps: int | None = Field(default=None, ge=1, description="optimiser steps of one run")
+    max_hours: float | None = Field(default=None, gt=0, description="hours of one run; a resumed one counts anew")
+    max_tokens: float | None = Field(default=None, gt=0, description="sampled tokens that one run trains on")
+    max_concurrent_runs: int | None = Field(default=None, ge=1, description="runs that go on at once")
 
 
 class KeysRequired(_Part):
     """Variables that must be set, by what cannot be done without them."""
 
-    gate: Annotated[tuple[str, ...], Field(description="the tools are offered")] = ()
-    start: Annotated[tuple[str, ...], Field(description="a run starts")] = ()
-    test: Annotated[tuple[str, ...], Field(description="an environment is tested")] = ()
+    gate: tuple[str, ...] = Field(default=(), description="the tools are offered")
+    start: tuple[str, ...] = Field(default=(), description="a run starts")
+    test: tuple[str, ...] = Field(default=(), description="an environment is tested")
+
+
+def _key_of(name: str) -> str:
+    """The setting that a name means; an environment's field that the run fills in means ours that it is filled from."""
+    field = name.removeprefix("env.")
+    if name.startswith("env.") and field not in ENV_WIRING:
+        return name
+    return IN_FILES.get(field) or Edit(name=field, value=None).key
 
 
 class Policy(_Part):
@@ -70,13 +73,11 @@ class Policy(_Part):
 
     name: str = "default"
     lock: Annotated[dict[str, Any], Field(description="section.field -> the value that holds")] = {}
-    unlock: Annotated[
-        tuple[str, ...], Field(description="locks of the policy that it extends, which it leaves out")
-    ] = ()
+    unlock: tuple[str, ...] = Field(default=(), description="locks of the policy that it extends, which it leaves out")
     caps: Caps = Caps()
-    min_status_interval_s: Annotated[float, Field(ge=0, description="between two looks at an unchanged run")] = 0
-    require_keys: Annotated[KeysRequired, Field(description="variables that must be set; a list: to start")] = (
-        KeysRequired()
+    min_status_interval_s: float = Field(default=0, ge=0, description="between two looks at an unchanged run")
+    require_keys: KeysRequired = Field(
+        default=KeysRequired(), description="variables that must be set; a list: to start"
     )
 
     @field_validator("require_keys", mode="before")
@@ -87,7 +88,7 @@ class Policy(_Part):
     @field_validator("unlock")
     @classmethod
     def _keys(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_meant(name) for name in given)
+        return tuple(map(_key_of, given))
 
     @field_validator("lock", mode="before")
     @classmethod
@@ -98,9 +99,9 @@ class Policy(_Part):
         flat: dict[str, Any] = {}
         for name, value in given.items():
             if isinstance(value, Mapping) and "." not in str(name):
-                flat.update({_meant(f"{name}.{field}"): item for field, item in value.items()})
+                flat.update({_key_of(f"{name}.{field}"): item for field, item in value.items()})
             else:
-                flat[_meant(str(name))] = value
+                flat[_key_of(str(name))] = value
         return flat
 
 
@@ -130,8 +131,8 @@ HERMES_COMPAT = Policy(
         gate=("TINKER_API_KEY", "WANDB_API_KEY"), start=("TINKER_API_KEY",), test=("OPENROUTER_API_KEY",)
     ),
 )
-"""What the seeds locked and asked for (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring
-everywhere: the one told is the seeds', a run's own is written into its config file."""
+"""What the seeds locked and asked for (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring everywhere:
+the one here is the seeds', a run's own is written into its config file."""
 
 BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HERMES_COMPAT)}
 
@@ -140,75 +141,168 @@ def load_policy(home: Path | None = None) -> Policy:
     """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
     file = (home or environ.home()) / FILE
     try:
-        told = yaml.safe_load(file.read_text()) or {}
+        given = yaml.safe_load(file.read_text()) or {}
     except FileNotFoundError:
         return DEFAULT
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error
-    if isinstance(told, str):  # the file is the name of a policy
-        told = {"extends": told}
-    if not isinstance(told, Mapping):
+    if isinstance(given, str):  # the file is the name of a policy
+        given = {"extends": given}
+    if not isinstance(given, Mapping):
         raise _unreadable(file, "it holds no fields")
-    return _policy(file, {str(name): value for name, value in told.items()})
-
-
-def _policy(file: Path, told: dict[str, Any]) -> Policy:
-    parent = told.pop("extends", "default")
-    base = BUILT_IN.get(str(parent))
-    if base is None:
-        raise _unusable(
-            file, [Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))]
-        )
+    fields = {str(name): value for name, value in given.items()}
+    parent = str(fields.pop("extends", "default"))
+    if parent not in BUILT_IN:
+        problem = Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))
+        raise _unusable(file, [problem])
+    base = BUILT_IN[parent]
     try:
-        own = Policy.model_validate({"name": base.name if base is not DEFAULT else file.stem, **told})
+        own = Policy.model_validate({"name": file.stem if base is DEFAULT else base.name, **fields})
     except ValidationError as error:
         raise _unusable(file, [_problem(detail) for detail in error.errors(include_url=False)]) from error
-    problems = [problem for name, value in own.lock.items() for problem in _lock_problems(name, value)]
+    problems = [problem for name, value in own.lock.items() if (problem := _lock_problem(name, value))]
     rule = f"the policy '{base.name}' locks no such setting"
     problems += [Problem(field="unlock", got=name, rule=rule) for name in own.unlock if name not in base.lock]
     if problems:
         raise _unusable(file, problems)
-    merged = {name: getattr(own, name) for name in own.model_fields_set}
     kept = {name: value for name, value in base.lock.items() if name not in own.unlock}
-    merged["lock"] = {**kept, **own.lock}
-    merged["caps"] = base.caps.model_copy(update={name: getattr(own.caps, name) for name in own.caps.model_fields_set})
-    return base.model_copy(update=merged)
+    changes = {name: getattr(own, name) for name in own.model_fields_set}
+    caps = {name: getattr(own.caps, name) for name in own.caps.model_fields_set}
+    return base.model_copy(update={**changes, "lock": kept | own.lock, "caps": base.caps.model_copy(update=caps)})
 
 
-def _lock_problems(key: str, value: Any) -> list[Problem]:
+def _lock_problem(key: str, value: Any) -> Problem | None:
     """What is wrong with a lock. Of an environment's fields nothing is known here."""
     section, _, field = key.rpartition(".")
     if section == "env":
-        return []
+        return None
     if key not in OWN_KEYS:
-        return [UnknownSetting(field=f"lock.{key}", got=value, did_you_mean=nearest_setting(key))]
-    if why := wiring_of(SECTIONS[section]).get(field):
-        return [Problem(field=f"lock.{key}", got=value, rule=why)]
+        return UnknownSetting(field=f"lock.{key}", got=value, did_you_mean=nearest_setting(key))
+    rule = wiring_of(SECTIONS[section]).get(field)
     try:
         SECTIONS[section].model_validate({field: value})
     except ValidationError as error:
-        rule = error.errors(include_url=False)[0]["msg"].replace("Input should be", "must be")
-        return [Problem(field=f"lock.{key}", got=value, rule=rule)]
-    return []
+        rule = rule or error.errors(include_url=False)[0]["msg"].replace("Input should be", "must be")
+    return Problem(field=f"lock.{key}", got=value, rule=rule) if rule else None
 
 
 def _problem(detail: Any) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
-    rule = detail["msg"].replace("Input should be", "must be")
-    if detail["type"] == "extra_forbidden":
-        rule = "there is no such field"
+    is_unknown = detail["type"] == "extra_forbidden"
+    rule = "there is no such field" if is_unknown else detail["msg"].replace("Input should be", "must be")
     return Problem(field=path, got=detail["input"], rule=rule, did_you_mean=nearest(path, Policy.model_fields))
 
 
-def _unusable(file: Path, problems: list[Problem]) -> HalteresError:
+def _unusable(file: Path, problems: list[Problem]) -> InvalidConfig:
     """Whoever asks for settings did nothing wrong: it is the file that has to be mended."""
-    return InvalidConfig(
-        f"The policy file {file} cannot be used.",
-        "; ".join(problem.sentence for problem in problems),
-        "Mend it, or remove it.",
-        problems=[problem.facts for problem in problems],
-    )
+    why = "; ".join(problem.sentence for problem in problems)
+    facts = [problem.facts for problem in problems]
+    return InvalidConfig(f"The policy file {file} cannot be used.", why, "Mend it, or remove it.", problems=facts)
 
 
-def _unreadable(file: Path, why: str) -> HalteresError:
+def _unreadable(file: Path, why: str) -> InvalidConfig:
     return InvalidConfig(f"The policy file {file} cannot be read.", f"{why}.", "Mend it, or remove it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """One setting that may not be changed."""
+
+    key: str  # section.field
+    value: Any
+    why: str
+
+    def refused(self, name: str, got: Any) -> LockedSetting:
+        """The problem with an edit under this name."""
+        return LockedSetting(field=name, got=got, rule=self.why, locked_value=self.value)
+
+
+def locks_beside(env_config: Mapping[str, Any], policy: Policy) -> dict[str, Lock]:
+    """Every lock, by key, for an environment with these fields and values."""
+    keys = [f"{section}.{name}" for section, model in SECTIONS.items() for name in wiring_of(model)]
+    keys += [f"env.{name}" for name in ENV_WIRING if name in env_config and is_own_wiring(name)]
+    locks = {lock.key: lock for key in keys if (lock := wiring_lock(key, env_config))}
+    for key, value in policy_locks(policy, env_config).items():
+        locks[key] = replace(locks[key], value=value) if key in locks else policy_lock(key, value, policy)
+    return locks
+
+
+def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
+    """The lock on a field that a run fills in itself; None where this is none."""
+    section, _, field = key.partition(".")
+    wiring = ENV_WIRING if section == "env" else wiring_of(SECTIONS[section])
+    if field not in wiring:
+        return None
+    value = env_config.get(field)
+    return Lock(key=key, value=UNKNOWN_YET if value is None else value, why=wiring[field])
+
+
+def variant_lock(environment: EnvironmentProgram) -> Lock | None:
+    """The lock on the setting that says which variant of a family an environment is; None of any other."""
+    family, variant = split_name(environment.name)
+    why = f"it is part of the environment's name: select {joined_name(family, 'VARIANT')}"
+    return Lock(key="env.variant", value=variant, why=why) if variant else None
+
+
+def policy_lock(key: str, value: Any, policy: Policy) -> Lock:
+    """The lock of a policy."""
+    return Lock(key=key, value=value, why=f"the policy '{policy.name}' holds it at {json.dumps(value, default=str)}")
+
+
+def policy_locks(policy: Policy, env_fields: Collection[str]) -> dict[str, Any]:
+    """A policy's locks without those of fields that the environment does not have, if it says which it has."""
+    return {
+        key: value
+        for key, value in policy.lock.items()
+        if not key.startswith("env.") or not env_fields or key.removeprefix("env.") in env_fields
+    }
+
+
+def how_to_unlock(key: str, policy: Policy) -> str:
+    """What the operator does who wants all of a policy but this lock."""
+    extends = f"`extends: {policy.name}` and " if policy.name in BUILT_IN else ""
+    file = environ.home() / FILE
+    return f"The policy '{policy.name}' locks {key}; {extends}`unlock: [{key}]` in {file} keep the rest of it."
+
+
+def is_own_wiring(env_field: str) -> bool:
+    """Whether a run fills this field in from nothing of ours that can be set: an address, a folder."""
+    return Edit(name=env_field, value=None).key == f"env.{env_field}"
+
+
+def is_same_value(key: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting mean the same: 32, "32" and 32.0 do where a number belongs."""
+    return _typed_value(key, one) == _typed_value(key, other)
+
+
+def _typed_value(key: str, value: Any) -> Any:
+    section, _, field = key.partition(".")
+    try:
+        if section in SECTIONS:
+            return getattr(SECTIONS[section].model_validate({field: value}), field)
+        return value if isinstance(value, bool) else float(value)
+    except (ValidationError, TypeError, ValueError):
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverCap(Problem):
+    """More than the operator's policy allows."""
+
+    cap: str
+    limit: float
+
+    def alone(self, next: str) -> InvalidConfig:
+        """`policy_cap`, with the cap and its file."""
+        what = f"{self.field} = {self.got} is more than this machine's policy allows."
+        facts = {"problems": [self.facts], "field": self.field, "cap": self.cap, "limit": self.limit}
+        return PolicyCap(what, f"{self.rule[:1].upper()}{self.rule[1:]}.", next, **facts)
+
+
+def over_cap(policy: Policy, total_steps: int) -> OverCap | None:
+    """The problem with so many steps; None where they are within the cap."""
+    limit, field = policy.caps.max_steps, "trainer.total_steps"
+    if limit is None or total_steps <= limit:
+        return None
+    rule = f"caps.max_steps is {limit} in {environ.home() / FILE}"
+    return OverCap(field=field, got=total_steps, rule=rule, suggest=(limit,), cap="max_steps", limit=limit)

@@ -1,9 +1,4 @@
-"""A setting that cannot be used.
-
-Owns: the nouns (a problem, one with a name nobody knows, one with a field that is locked), and the one error that lists
-all of them.
-Never: decides what is allowed.
-"""
+"""A setting that cannot be used, and the one error that lists all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from typing import Any
 from halteres.errors import InvalidConfig
 
 MOST_LISTED, LONGEST_GOT = 8, 120
-"""Problems that a sentence tells, and characters of a refused value in it."""
+"""Problems that a sentence lists, and characters of a refused value in it."""
 
 NEXT = "Nothing was changed; mend these settings and try again."
 
@@ -55,7 +50,7 @@ class Problem:
     @property
     def facts(self) -> dict[str, Any]:
         """The problem as JSON, without what is empty."""
-        facts = {"field": self.field, "got": as_json(self.got), "rule": self.rule}
+        facts = {"field": self.field, "got": _as_json(self.got), "rule": self.rule}
         if self.did_you_mean:
             facts["did_you_mean"] = self.did_you_mean
         if self.suggest:
@@ -64,7 +59,7 @@ class Problem:
 
     def alone(self, next: str) -> InvalidConfig:
         """The error, where this is the only problem."""
-        return InvalidConfig(_ended(self.sentence), "", next, **_details([self]))
+        return InvalidConfig(_full_stop(self.sentence), "", next, **_details([self]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +72,8 @@ class UnknownSetting(Problem):
     def alone(self, next: str) -> InvalidConfig:
         """`unknown_field`, with the names that there are."""
         hint = f": did you mean '{self.did_you_mean}'?" if self.did_you_mean else "."
-        return UnknownField(
-            f"Unknown field '{self.field}'{hint}", "", next, available_fields=list(self.available), **_details([self])
-        )
+        what = f"Unknown field '{self.field}'{hint}"
+        return UnknownField(what, "", next, available_fields=list(self.available), **_details([self]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +84,22 @@ class LockedSetting(Problem):
 
     def alone(self, next: str) -> InvalidConfig:
         """`locked_field`, with the value that holds."""
-        return LockedField(
-            f"Field '{self.field}' is locked and cannot be changed: {self.rule}.",
-            "",
-            next,
-            locked_value=as_json(self.locked_value),
-            **_details([self]),
-        )
+        what = f"Field '{self.field}' is locked and cannot be changed: {self.rule}."
+        return LockedField(what, "", next, locked_value=_as_json(self.locked_value), **_details([self]))
 
 
 def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:
     """One error for all of them; a single one is of its own kind."""
-    return problems[0].alone(next) if len(problems) == 1 else _listing(problems, next)
+    if len(problems) == 1:
+        return problems[0].alone(next)
+    listed = "; ".join(problem.sentence for problem in problems[:MOST_LISTED])
+    listed += f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
+    what = f"{len(problems)} settings cannot be used."
+    return InvalidConfig(what, _full_stop(listed), next, **_details(problems))
 
 
-def as_json(value: Any) -> Any:
-    """The value, or as text what JSON has no word for: infinity, a date."""
+def _as_json(value: Any) -> Any:
+    """The value; as text where JSON has no word for it: infinity, a date."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -113,20 +107,11 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def _listing(problems: Sequence[Problem], next: str) -> InvalidConfig:
-    listed = "; ".join(problem.sentence for problem in problems[:MOST_LISTED])
-    listed += f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
-    return InvalidConfig(f"{len(problems)} settings cannot be used.", _ended(listed), next, **_details(problems))
-
-
-def _ended(sentence: str) -> str:
+def _full_stop(sentence: str) -> str:
     return sentence if sentence.endswith("?") else f"{sentence.rstrip('.')}."
 
 
 def _details(problems: Sequence[Problem]) -> dict[str, Any]:
     first = problems[0]
-    return {
-        "problems": [problem.facts for problem in problems],
-        "field": first.field,
-        "did_you_mean": first.did_you_mean,
-    }
+    facts = [problem.facts for problem in problems]
+    return {"problems": facts, "field": first.field, "did_you_mean": first.did_you_mean}

@@ -1,12 +1,13 @@
-"""An environment as a program: a file, what runs it, and what it says about itself.
+"""An environment as a program: a file, what runs it, and what it says about itself in a process of its own.
 
-Owns: its command lines and where they run; asking it `describe` (`caught` sees to it that it cannot harm us), once for
-the same file and values.
-Never: imports an environment.
+What it said is remembered, in this process and in HALTERES_HOME/cache/environments, for as long as the files that it
+was read from do not change.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -14,18 +15,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from halteres.config import remembered
-from halteres.config.discovery import EnvironmentBroken, broken, find_environment, last_line, split_name
+from halteres.config import environ
+from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_environment, split_name
 from halteres.config.problem import Problem
 from halteres.config.sandboxed_process import Ended, run_caught
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
+from halteres.files import replace_file
 
 DEADLINE_S = 120.0
 """How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
@@ -34,8 +37,6 @@ core, and a busy machine has a tenth of one; whoever waits less long finds the a
 DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
 """What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
 
-IMPORTS_ATROPOSLIB = re.compile(rb"^\s*(from|import)\s+atroposlib\b", re.MULTILINE)
-
 PROJECT = ("pyproject.toml", "setup.py", ".git")
 """The folder that holds one of these is a project."""
 
@@ -43,7 +44,12 @@ NOTHING_TO_EVALUATE = 3
 """Exit code of `evaluate` where an environment has no held-out tasks."""
 
 MOST_KEPT = 256
-"""Descriptions in memory."""
+"""Descriptions in memory, and files on the disk."""
+
+TRACEBACK_LINES = 8
+
+_IMPORTS_ATROPOSLIB = re.compile(rb"^\s*(from|import)\s+atroposlib\b", re.MULTILINE)
+_ADVERTISEMENT = "https://errors.pydantic.dev"  # pydantic ends its errors with a line that leads there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +90,7 @@ class Description:
     problems: tuple[Problem, ...] = ()
     trainer: Mapping[str, Any] = field(default_factory=dict)  # its defaults of the trainer's settings
     is_foreign: bool = False  # the file knows no `describe`
-    read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_looks`
+    read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_stat`
 
     @property
     def fields(self) -> frozenset[str]:
@@ -94,35 +100,18 @@ class Description:
     @property
     def is_current(self) -> bool:
         """Whether what it was read from is unchanged, but for the environment's own file."""
-        return all(_looks(file) == list(looks) for file, looks in self.read.items())
+        return all(_stat(Path(file)) == list(stat) for file, stat in self.read.items())
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Description:
+    def of(cls, answer: Mapping[str, Any]) -> Description:
         """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
-        problems = tuple(
-            Problem(
-                field=f"env.{item['field']}",
-                got=item.get("got"),
-                rule=item["rule"].replace("input should be", "must be"),
-                did_you_mean=item.get("did_you_mean"),
-                suggest=tuple(item.get("suggest") or ()),
-            )
-            for item in told["problems"]
+        read = {file: _stat(Path(file)) for file in answer.get("read", ())}
+        found = msgspec.convert({**answer, "read": read, "problems": answer["problems"]}, cls)
+        problems = (
+            replace(one, field=f"env.{one.field}", rule=one.rule.replace("input should be", "must be"))
+            for one in found.problems
         )
-        return cls(
-            schema=dict(told["schema"]),
-            config=dict(told["config"]),
-            problems=problems,
-            trainer=dict(told.get("trainer", {})),
-            is_foreign=told.get("is_foreign", False),
-            read=dict(told.get("read", {})),
-        )
-
-    def told(self) -> dict[str, Any]:
-        """The JSON it came from."""
-        problems = [{**asdict(one), "field": one.field.removeprefix("env.")} for one in self.problems]
-        known = {"trainer": self.trainer, "is_foreign": self.is_foreign, "read": self.read}
-        return {"schema": self.schema, "config": self.config, "problems": problems, **known}
+        return replace(found, problems=tuple(problems))
 
 
 def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
@@ -131,13 +120,17 @@ def find_program(name: str, interpreter: str | None = None, working_directory: s
     Raises:
         NotFound: no such interpreter or working directory. Beside that as `discovery.find_environment`.
     """
-    python = _interpreter(interpreter)
+    python = shutil.which(interpreter or sys.executable)
+    if python is None:
+        what = f"There is no Python interpreter '{interpreter}'."
+        raise NotFound(what, next="Set run.interpreter to an existing one.")
     found = find_environment(name)
     file = Path(found.file_path)
     folder = Path(working_directory).expanduser().absolute() if working_directory else project_of(file)
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}.", next="Set run.working_directory to an existing one.")
-    return EnvironmentProgram(name=found.name, path=file, interpreter=python, working_directory=folder)
+    interpreter = os.path.abspath(python)
+    return EnvironmentProgram(name=found.name, path=file, interpreter=interpreter, working_directory=folder)
 
 
 def program_of(run: RunSettings) -> EnvironmentProgram:
@@ -161,12 +154,20 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     """
     values = {**values, **environment.variant_setting}
     key = _key(environment, values)
-    told = _told.get(key) or _remembered(key)
-    if told is None or not told.is_current:
-        told = _ask(environment, values)
-        remembered.remember(key, told.told())
-    _keep(key, told)
-    return told
+    found = _descriptions.get(key)
+    if found is None:
+        with contextlib.suppress(msgspec.ValidationError):
+            found = msgspec.convert(_recall(key), Description)
+    if found is None or not found.is_current:
+        found = _ask(environment, values)
+        _remember(key, msgspec.to_builtins(found))
+    _keep(key, found)
+    return found
+
+
+def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description) -> None:
+    """Remember that these values are what a description without problems came to: they need not be asked about."""
+    _keep(_key(environment, effective), description)
 
 
 def last_failure(file: Path) -> str | None:
@@ -174,77 +175,39 @@ def last_failure(file: Path) -> str | None:
 
     It holds until the file changes or is asked again, whatever becomes of its neighbours.
     """
-    try:
-        return remembered.recall(_failure_key(file))
-    except OSError:
-        return None
-
-
-def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], told: Description) -> None:
-    """Remember that these values are what a description without problems came to: they need not be asked about."""
-    _keep(_key(environment, effective), told)
-
-
-_told: dict[str, Description] = {}
-
-
-def _keep(key: str, told: Description) -> None:
-    _told[key] = told
-    while len(_told) > MOST_KEPT:
-        _told.pop(next(iter(_told)), None)
-
-
-def _failure_key(file: Path) -> str:
-    looked = file.stat()
-    return f"failure\n{file}\n{looked.st_mtime_ns}\n{looked.st_size}"
-
-
-def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:
-    given = json.dumps(values, sort_keys=True, default=str)
-    where = f"{environment.interpreter}\n{environment.working_directory}"
-    return f"{where}\n{remembered.stamp(environment.path)}\n{given}"
-
-
-def _remembered(key: str) -> Description | None:
-    try:
-        return Description.of(remembered.recall(key) or {})
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _recall(_failure_key(file))
 
 
 def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
     try:
         with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
             ended = _answer(environment, values, Path(folder))
-        told = Description(schema={}, config=values, is_foreign=True) if ended is None else _parse(environment, ended)
+        found = _parse(environment, ended) if ended else Description(schema={}, config=values, is_foreign=True)
     except EnvironmentBroken as error:
-        remembered.remember(_failure_key(environment.path), error.sentence)
+        _remember(_failure_key(environment.path), error.sentence)
         raise
-    remembered.forget(_failure_key(environment.path))
-    return told
+    with contextlib.suppress(OSError):
+        _file(_failure_key(environment.path)).unlink(missing_ok=True)
+    return found
 
 
 def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
     """What the file says; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
-    is_foreign = f"foreign\n{remembered.stamp(environment.path)}"
-    tried = bool(remembered.recall(is_foreign) or IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
-    if tried and (found := _found(environment, values, folder)):
+    by_script = folder / "values.json"
+    by_script.write_text(json.dumps(dict(values), default=str))
+    script = (environment.interpreter, str(DESCRIBE), str(environment.path), str(by_script))
+    is_foreign = f"foreign\n{_stamp(environment.path)}"
+    is_tried = bool(_recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
+    if is_tried and (found := _run(environment, script)).code == 0:
         return found  # to import it once is slow enough
     given = folder / "config.yaml"
     given.write_text(yaml.safe_dump({"env": dict(values)}))
     ended = _run(environment, environment.command("describe", "--config", str(given)))
     if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
         return ended
-    remembered.remember(is_foreign, True)
-    return None if tried else _found(environment, values, folder)
-
-
-def _found(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
-    """What our script finds in the file; None where it fails."""
-    given = folder / "values.json"
-    given.write_text(json.dumps(dict(values), default=str))
-    ended = _run(environment, (environment.interpreter, str(DESCRIBE), str(environment.path), str(given)))
-    return ended if ended.code == 0 else None
+    _remember(is_foreign, True)
+    found = None if is_tried else _run(environment, script)
+    return found if found and found.code == 0 else None
 
 
 def _run(environment: EnvironmentProgram, command: tuple[str, ...]) -> Ended:
@@ -259,37 +222,97 @@ def _run(environment: EnvironmentProgram, command: tuple[str, ...]) -> Ended:
         ) from None
 
 
-def _looks(file: str) -> list[int]:
-    """When it was written and how long it is; nothing where it cannot be looked at."""
-    try:
-        looked = os.stat(file)
-    except OSError:
-        return []
-    return [looked.st_mtime_ns, looked.st_size]
-
-
 def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
     if ended.code != 0:
-        why = f"It ended with code {ended.code}: {last_line(ended.err)}"
+        lines = _end_of(ended.err)
+        last = lines[-1].strip().removeprefix("error: ")[:600] if lines else "it said nothing."
+        why = f"It ended with code {ended.code}: {last}"
         if "ModuleNotFoundError" in why:
             why += f" (run by {environment.interpreter}; run.interpreter names another Python)"
-        raise broken(environment.path, environment.interpreter, why, ended.err)
+        raise _broken(environment, why, ended.err)
     if not ended.out.strip():
         why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
-        raise broken(environment.path, environment.interpreter, why)
+        raise _broken(environment, why)
     try:
-        told = json.loads(ended.out.strip().splitlines()[-1])
-        return Description.of({**told, "read": {file: _looks(file) for file in told.get("read", ())}})
+        return Description.of(json.loads(ended.out.strip().splitlines()[-1]))
     except (ValueError, KeyError, TypeError) as error:
-        raise broken(
-            environment.path,
-            environment.interpreter,
-            f"`describe` printed no usable JSON ({type(error).__name__}: {error}).",
-        ) from error
+        why = f"`describe` printed no usable JSON ({type(error).__name__}: {error})."
+        raise _broken(environment, why) from error
 
 
-def _interpreter(name: str | None) -> str:
-    found = shutil.which(name or sys.executable)
-    if found is None:
-        raise NotFound(f"There is no Python interpreter '{name}'.", next="Set run.interpreter to an existing one.")
-    return os.path.abspath(found)
+def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> EnvironmentBroken:
+    """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
+    name = re.escape(str(environment.path))
+    places = re.findall(rf'File "{name}", line (\d+)|{name}:(\d+)', err)  # a traceback's, or a sentence of `describe`
+    line = int(places[-1][0] or places[-1][1]) if places else None
+    return EnvironmentBroken(
+        f"The environment file {environment.path}{f':{line}' if line else ''} is broken.",
+        why,
+        f"Run `{environment.interpreter} {environment.path} describe` to see the whole message.",
+        file=str(environment.path),
+        line=line,
+        traceback=_end_of(err) if "Traceback" in err else None,
+    )
+
+
+def _end_of(err: str) -> list[str]:
+    lines = [line.rstrip() for line in err.splitlines() if line.strip() and _ADVERTISEMENT not in line]
+    return lines[-TRACEBACK_LINES:]
+
+
+_descriptions: dict[str, Description] = {}
+
+
+def _keep(key: str, description: Description) -> None:
+    if len(_descriptions) >= MOST_KEPT:
+        _descriptions.clear()
+    _descriptions[key] = description
+
+
+def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:
+    given = json.dumps(values, sort_keys=True, default=str)
+    return f"{environment.interpreter}\n{environment.working_directory}\n{_stamp(environment.path)}\n{given}"
+
+
+def _stamp(file: Path) -> str:
+    """Changes when the file does, or a Python file beside it (which it may import), or one of our own environments'
+    room, which says what every environment's settings are."""
+    beside = [one for folder in (file.parent, BUILTIN_FOLDER) for one in sorted(folder.glob("*.py"))]
+    return json.dumps([str(file), _stat(file), [(one.name, *_stat(one)) for one in beside]])
+
+
+def _failure_key(file: Path) -> str:
+    return f"failure\n{file}\n{_stat(file)}"
+
+
+def _stat(file: Path) -> list[int]:
+    """When it was written and how long it is; nothing where it cannot be looked at."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return []
+    return [stat.st_mtime_ns, stat.st_size]
+
+
+def _file(key: str) -> Path:
+    return environ.home() / "cache" / "environments" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+
+
+def _recall(key: str) -> Any:
+    """What was remembered under this key, by whichever process; None where nothing was."""
+    try:
+        return json.loads(_file(key).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _remember(key: str, content: Any) -> None:
+    """Keep JSON under this key, and not too many files altogether; nothing where the disk will not have it."""
+    file = _file(key)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(content).encode())
+        files = list(file.parent.glob("*.json"))
+        if len(files) > MOST_KEPT:
+            for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_KEPT // 2]:
+                old.unlink(missing_ok=True)

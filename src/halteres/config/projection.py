@@ -1,27 +1,39 @@
-"""The seeds' config format (env / openai / tinker) and ours (run / env / inference / trainer), both ways.
+"""Settings in a file: the seeds' format (env / openai / tinker), read and written, and where each value comes from.
 
-Owns: which field of the one is which of the other; what in the seeds' format is wiring, and so dropped when read and
-written afresh for a run.
-Never: validates values, reads or writes files.
-
-What the seeds' format has no word for travels in a section `halteres`, which others ignore: nothing is lost on the way.
+The supervisor's wiring is dropped when a file is read, and written afresh for a run. What the seeds' format has no word
+for is in a section `halteres`, which others ignore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.config.edits import SWITCHES, switch_refused
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.config.sources import NOTHING_GIVEN, Sources
 from halteres.errors import nearest
 
 Sections = dict[str, dict[str, Any]]
 """Section name to field to value: settings before validation."""
+
+Source = Literal["default", "config_init", "file", "edit", "policy", "wiring", "resume"]
+"""default: ours; config_init: the environment's, also where it declares defaults of the trainer; policy: held by the
+operator's; wiring: filled in by the run; resume: held in the run gone on from."""
+
+Sources = Mapping[str, Source]
+"""section.field -> source, of what was given."""
+
+NOTHING_GIVEN: Sources = MappingProxyType({})
+
+Effective = dict[str, dict[str, Any]]
+"""section.field -> {value, source}: what config.resolved.json says."""
+
+SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
+"""What the seeds' files say of the inference server beside its address (seed 002)."""
 
 _FROM_ENV = {
     "total_steps": ("trainer", "total_steps"),
@@ -36,10 +48,8 @@ _FROM_TINKER = {
     "save_checkpoint_interval": ("trainer", "checkpoint_every"),
 }
 _TINKER_DROPPED = frozenset(("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser"))
-SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
-"""What the seeds' files say of the inference server beside its address (seed 002)."""
-
 _SEED_SECTIONS = frozenset(("env", "openai", "tinker", "slurm", "testing", "halteres"))
+_OURS = ("run", "inference", "trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +66,7 @@ class Addresses:
 
 def is_seed_format(data: Mapping[str, Any]) -> bool:
     """Whether a config file is in the seeds' format."""
-    return any(name in data for name in ("openai", "tinker", "slurm", "testing", "halteres"))
+    return not _SEED_SECTIONS.isdisjoint(data.keys() - {"env"})
 
 
 def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sections:
@@ -64,16 +74,35 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     sections: Sections = {"run": {}, "env": {}, "inference": {}, "trainer": {}}
     problems.extend(_unknown(name, data[name], _SEED_SECTIONS) for name in data.keys() - _SEED_SECTIONS)
     problems.extend(switch_refused(name, data[name]) for name in SWITCHES if data.get(name))
-    for name, values in _mapping(data, "halteres", problems).items():
-        if name in ("run", "inference", "trainer"):
-            sections[name].update(_mapping({name: values}, name, problems))
+    for name, values in _section(data, "halteres", problems).items():
+        if name in _OURS:
+            sections[name].update(_section({name: values}, name, problems))
         else:
-            problems.append(_unknown(f"halteres.{name}", values, ("run", "inference", "trainer")))
-    _read_env(_mapping(data, "env", problems), sections)
-    if "halteres" in data:  # a run wrote this file, and filled in what its environment was to do; its sinks are told
+            problems.append(_unknown(f"halteres.{name}", values, _OURS))
+    env = _section(data, "env", problems)
+    for name, value in env.items():
+        if name in _FROM_ENV:
+            section, field = _FROM_ENV[name]
+            sections[section][field] = value
+        elif name not in ENV_WIRING:
+            sections["env"][name] = value
+    if "halteres" in data:  # a run wrote this file, and filled in what its environment was to do; its sinks are there
         sections["env"].pop("use_wandb", None)
-    _read_tinker(_mapping(data, "tinker", problems), sections, problems)
-    _read_model(data, sections)
+    for name, value in _section(data, "tinker", problems).items():
+        if name in _FROM_TINKER:
+            section, field = _FROM_TINKER[name]
+            sections[section][field] = value
+        elif name == "wandb_project":
+            if value != environ.wandb_project():  # what holds anyway is no setting: there and back, nothing is added
+                sections["run"].setdefault(name, value)
+        elif name not in _TINKER_DROPPED:
+            problems.append(_unknown(f"tinker.{name}", value, _FROM_TINKER))
+    openai = data.get("openai") or []
+    servers = [one for one in (openai if isinstance(openai, list) else [openai]) if isinstance(one, Mapping)]
+    if models := [server["model_name"] for server in servers if "model_name" in server]:
+        sections["inference"]["model"] = models[0]
+    elif "tokenizer_name" in env:  # the same, where both are given
+        sections["inference"].setdefault("model", env["tokenizer_name"])
     return sections
 
 
@@ -86,13 +115,14 @@ def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = 
     """
     trainer = settings.trainer
     run_name = settings.run.default_name(addresses.run_id)
+    own = {
+        name: value
+        for name, value in settings.env.items()
+        if value not in (None, "") or sources.get(f"env.{name}") != "config_init"
+    }
     return {
         "env": {
-            **{
-                name: value
-                for name, value in settings.env.items()
-                if value not in (None, "") or sources.get(f"env.{name}") != "config_init"
-            },
+            **own,
             "tokenizer_name": addresses.tokenizer,
             "rollout_server_url": addresses.api_url,
             "total_steps": trainer.total_steps,
@@ -129,60 +159,18 @@ def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = 
 def _beyond_seeds(settings: Settings, sources: Sources) -> Sections:
     """What was set away from its default and has no word in the seeds' format; of the trainer also what was set to our
     default, for the environment's may be another."""
-    told = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
+    placed = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
     changed = settings.model_dump(mode="json", exclude_defaults=True)
     trainer = settings.trainer.model_dump(mode="json")
     given = {name: value for name, value in trainer.items() if sources.get(f"trainer.{name}", "default") != "default"}
     changed["trainer"] = {**changed.get("trainer", {}), **given}
     if settings.sinks:
         changed.setdefault("run", {})["sinks"] = list(settings.sinks)
-    return {
-        section: kept
-        for section in ("run", "inference", "trainer")
-        if (kept := {k: v for k, v in changed.get(section, {}).items() if (section, k) not in told})
-    }
+    beyond = {name: {k: v for k, v in changed.get(name, {}).items() if (name, k) not in placed} for name in _OURS}
+    return {name: fields for name, fields in beyond.items() if fields}
 
 
-def _read_env(env: Mapping[str, Any], sections: Sections) -> None:
-    for name, value in env.items():
-        if name in _FROM_ENV:
-            section, field = _FROM_ENV[name]
-            sections[section][field] = value
-        elif name not in ENV_WIRING:
-            sections["env"][name] = value
-
-
-def _read_tinker(tinker: Mapping[str, Any], sections: Sections, problems: list[Problem]) -> None:
-    for name, value in tinker.items():
-        if name in _FROM_TINKER:
-            section, field = _FROM_TINKER[name]
-            sections[section][field] = value
-        elif name == "wandb_project":
-            if value != environ.wandb_project():  # what holds anyway is no setting: there and back, nothing is added
-                sections["run"].setdefault(name, value)
-        elif name not in _TINKER_DROPPED:
-            problems.append(_unknown(f"tinker.{name}", value, _FROM_TINKER))
-
-
-def _read_model(data: Mapping[str, Any], sections: Sections) -> None:
-    """The base model: `openai.model_name`, or the tokenizer's, which is the same where both are given."""
-    for server in _servers(data):
-        if "model_name" in server:
-            sections["inference"]["model"] = server["model_name"]
-            return
-    env = data.get("env")
-    if isinstance(env, Mapping) and "tokenizer_name" in env:
-        sections["inference"].setdefault("model", env["tokenizer_name"])
-
-
-def _servers(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    openai = data.get("openai") or []
-    for server in openai if isinstance(openai, list) else [openai]:
-        if isinstance(server, Mapping):
-            yield server
-
-
-def _mapping(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
+def _section(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
     value = data.get(name) or {}
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
@@ -194,3 +182,21 @@ def _unknown(field: str, got: Any, known: Any) -> Problem:
     section, _, name = field.rpartition(".")
     guess = nearest(name, known)
     return UnknownSetting(field=field, got=got, did_you_mean=f"{section}.{guess}".strip(".") if guess else None)
+
+
+def resolved(settings: Settings, given: Sources, *, is_resumed: bool = False) -> Effective:
+    """Every effective setting with its source. One of ours that is no default, and not in `given`, is an edit too."""
+    defaults = Settings().model_dump(mode="json")
+    values: Effective = {}
+    for section, fields in settings.model_dump(mode="json").items():
+        own: Source = "resume" if is_resumed else "config_init" if section == "env" else "default"
+        for name, value in fields.items():
+            key = f"{section}.{name}"
+            by_program = own == "default" and value != defaults[section][name]
+            values[key] = {"value": value, "source": given.get(key, "edit" if by_program else own)}
+    return values
+
+
+def wired(values: Mapping[str, Any]) -> Effective:
+    """What a run fills in itself, by section.field."""
+    return {name: {"value": value, "source": "wiring"} for name, value in values.items()}

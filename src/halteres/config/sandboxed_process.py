@@ -1,9 +1,5 @@
-"""Runs somebody else's program so that it cannot harm us.
-
-Owns: the noun `Ended`; no secrets among its variables, a deadline, its output caught and bounded, its children swept
-up, that it ends with us.
-Never: knows what the program is for.
-"""
+"""Running somebody else's program so that it cannot harm us: no secrets, a deadline, its output bounded, its children
+ended with it, and all of them with us."""
 
 from __future__ import annotations
 
@@ -37,36 +33,34 @@ class Ended:
 
 
 def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()) -> Ended:
-    """Run to the end, in a process group of its own that is swept up afterwards. TimeoutError after the deadline.
+    """Run to the end, in a process group of its own that is killed afterwards. TimeoutError after the deadline.
 
     Args:
         keys: names of the secret variables of ours that it may have.
     """
     with contextlib.closing(Lifeline.open()) as lifeline:
-        child = _start(command, folder, lifeline, keys)
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(lifeline.read_end,),
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
         streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
         try:
             child.wait(within_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"not within {within_s:g} s") from None
         finally:
-            _sweep(child)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     out, err = (stream.text() for stream in streams)
     return Ended(code=child.returncode, out=out, err=err)
-
-
-def _start(command: Sequence[str], folder: Path, lifeline: Lifeline, keys: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(lifeline.read_end,),
-        process_group=0,
-        preexec_fn=die_with_parent,
-    )
 
 
 class _Stream:
@@ -74,7 +68,7 @@ class _Stream:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._kept = stream, bytearray()
-        self._thread = threading.Thread(target=self._read, name="output of a stranger", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="output of a sandboxed process", daemon=True)
         self._thread.start()
 
     def text(self) -> str:
@@ -87,9 +81,3 @@ class _Stream:
             while piece := os.read(stream.fileno(), 65536):
                 self._kept += piece
                 del self._kept[:-MOST_OUTPUT]
-
-
-def _sweep(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

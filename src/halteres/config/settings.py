@@ -1,12 +1,9 @@
-"""The settings of a run: four sections, one value.
+"""The settings of a run: four sections, one value; each field's name, type, range, default and meaning.
 
-Owns: every field's name, type, range, default and meaning; which fields are wiring.
-Never: reads files or variables (`config.files`), knows an environment's own fields (the environment validates those).
-
-    run         the attempt itself: name, seed, time limit
-    env         the environment's config class: Atropos's fields and its own; validated by the environment
-    inference   the base model and where it is served
-    trainer     the RL loop
+run         the attempt itself: name, seed, time limit
+env         the environment's config class: Atropos's fields and its own; validated by the environment
+inference   the base model and where it is served
+trainer     the RL loop
 """
 
 from __future__ import annotations
@@ -14,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
@@ -30,7 +27,6 @@ TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)
 
 SinkName = Literal["wandb", "trackio", "tensorboard"]
 """Where metrics can be forwarded to (`observe.sinks`)."""
-
 
 Estimator = Literal[
     "group_std",
@@ -46,7 +42,6 @@ Estimator = Literal[
 
 Weighting = Literal["token", "turn", "episode"]
 """What counts the same in the loss, however many tokens it has."""
-
 
 MOST_PINNED = 32
 """Updates of a run whose older weights can be sampled from by their version, beside the newest."""
@@ -73,57 +68,56 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, given: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(given, bool) and {int, float} & {annotation, *get_args(annotation)}:
+            raise PydanticCustomError("number", "must be a number")
+        return given
+
 
 class RunSettings(Section):
     """The attempt itself."""
 
-    name: Annotated[
-        str | None,
-        Field(
-            description="readable name of the run, on one line; default: ENVIRONMENT-RUN",
-            max_length=80,
-            pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
-        ),
-    ] = None
-    environment: Annotated[
-        str, Field(description="the environment's name, FAMILY:VARIANT of a family, or the path of its file")
-    ] = "arithmetic"
-    interpreter: Annotated[
-        str | None, Field(description="path of the Python that runs the environment file; default: this one")
-    ] = None
-    working_directory: Annotated[
-        str | None, Field(description="folder that the environment's commands run in; default: its project's")
-    ] = None
-    seed: Annotated[
-        int, Field(ge=0, lt=2**32, description="seeds the adapter's first weights, sampling and the choice of tasks")
-    ] = 0
-    success_threshold: Annotated[
-        float, Field(description="a score above it is a success; default: the environment's own, else 0")
-    ] = 0.0
-    max_minutes: Annotated[
-        float | None,
-        Field(gt=0, description="minutes of training; then the run ends with a checkpoint"),
-    ] = None
-    stop_when: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=1,
-            description="eval/percent_correct at which the run ends early",
-        ),
-    ] = None
-    on_drift: Annotated[
-        Literal["warn", "stop"],
-        Field(description="at an alert of drift: say so, or end the run after its step"),
-    ] = "warn"
-    sinks: Annotated[
-        tuple[SinkName, ...], Field(description="where metrics are forwarded to, beside the run's own metrics.jsonl")
-    ] = ()
-    wandb_project: Annotated[
-        str | None, Field(description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker")
-    ] = None
-    wandb_entity: Annotated[str | None, Field(description="account or team of it; default: WANDB_ENTITY")] = None
-    tags: Annotated[tuple[str, ...], Field(description="words of your own, kept with the run")] = ()
+    name: str | None = Field(
+        default=None,
+        description="readable name of the run, on one line; default: ENVIRONMENT-RUN",
+        max_length=80,
+        pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
+    )
+    environment: str = Field(
+        default="arithmetic", description="the environment's name, FAMILY:VARIANT of a family, or the path of its file"
+    )
+    interpreter: str | None = Field(
+        default=None, description="path of the Python that runs the environment file; default: this one"
+    )
+    working_directory: str | None = Field(
+        default=None, description="folder that the environment's commands run in; default: its project's"
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**32, description="seeds the adapter's first weights, sampling and the choice of tasks"
+    )
+    success_threshold: float = Field(
+        default=0.0, description="a score above it is a success; default: the environment's own, else 0"
+    )
+    max_minutes: float | None = Field(
+        default=None, gt=0, description="minutes of training; then the run ends with a checkpoint"
+    )
+    stop_when: float | None = Field(
+        default=None, gt=0, le=1, description="eval/percent_correct at which the run ends early"
+    )
+    on_drift: Literal["warn", "stop"] = Field(
+        default="warn", description="at an alert of drift: say so, or end the run after its step"
+    )
+    sinks: tuple[SinkName, ...] = Field(
+        default=(), description="where metrics are forwarded to, beside the run's own metrics.jsonl"
+    )
+    wandb_project: str | None = Field(
+        default=None, description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker"
+    )
+    wandb_entity: str | None = Field(default=None, description="account or team of it; default: WANDB_ENTITY")
+    tags: tuple[str, ...] = Field(default=(), description="words of your own, kept with the run")
 
     @property
     def environment_name(self) -> str:
@@ -144,31 +138,24 @@ class RunSettings(Section):
 class InferenceSettings(Section):
     """The base model and where it is served."""
 
-    model: Annotated[
-        str, Field(min_length=1, description="base model: 'halteres/tiny', a model folder, or a name the service knows")
-    ] = TINY
-    threads: Annotated[
-        int | None,
-        Field(ge=1, description="CPU threads of an engine; default: its share of cores - 1"),
-    ] = None
-    samplers: Annotated[
-        int,
-        Field(ge=0, le=64, description="engines that only sample, beside the one that trains"),
-    ] = 0
-    cache_gb: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            description="GB for keys and values while sampling; default: a quarter of what is free",
-        ),
-    ] = None
-    dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        Field(description="of base weights and matmuls; bfloat16 takes half the memory"),
-    ] = "float32"
-    engine: Annotated[
-        Literal["torch", "scripted"], Field(description="what computes; 'scripted' has no weights and learns nothing")
-    ] = "torch"
+    model: str = Field(
+        default=TINY,
+        min_length=1,
+        description="base model: 'halteres/tiny', a model folder, or a name the service knows",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of an engine; default: its share of cores - 1"
+    )
+    samplers: int = Field(default=0, ge=0, le=64, description="engines that only sample, beside the one that trains")
+    cache_gb: float | None = Field(
+        default=None, gt=0, description="GB for keys and values while sampling; default: a quarter of what is free"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of base weights and matmuls; bfloat16 takes half the memory"
+    )
+    engine: Literal["torch", "scripted"] = Field(
+        default="torch", description="what computes; 'scripted' has no weights and learns nothing"
+    )
     url: Annotated[
         str | None,
         Wiring("the supervisor writes the service's address; use --service to name another"),
@@ -179,105 +166,87 @@ class InferenceSettings(Section):
 class TrainerSettings(Section):
     """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
 
-    total_steps: Annotated[int, Field(ge=1, le=1_000_000, description="optimiser steps of the run, one batch each")] = (
-        40
+    total_steps: int = Field(default=40, ge=1, le=1_000_000, description="optimiser steps of the run, one batch each")
+    lora_rank: int = Field(default=16, ge=1, le=512, description="rank of the LoRA adapter that is trained")
+    learning_rate: float = Field(default=1.5e-3, gt=0, le=1, description="largest step size of Adam")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the learning rate goes on after the warm-up: as it is, or down towards 0"
     )
-    lora_rank: Annotated[int, Field(ge=1, le=512, description="rank of the LoRA adapter that is trained")] = 16
-    learning_rate: Annotated[float, Field(gt=0, le=1, description="largest step size of Adam")] = 1.5e-3
-    schedule: Annotated[
-        Literal["constant", "linear", "cosine"],
-        Field(description="how the learning rate goes on after the warm-up: as it is, or down towards 0"),
-    ] = "constant"
-    warmup_steps: Annotated[
-        int, Field(ge=0, description="optimiser steps over which the learning rate rises to its largest")
-    ] = 0
-    beta1: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean gradient, per step")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the mean squared gradient, per step")] = 0.95
-    adam_eps: Annotated[float, Field(gt=0, description="Adam's epsilon, added to the divisor of a step")] = 1e-8
-    grad_clip_norm: Annotated[float, Field(ge=0, description="largest global norm of the gradient; 0: no clipping")] = (
-        0.0
+    warmup_steps: int = Field(
+        default=0, ge=0, description="optimiser steps over which the learning rate rises to its largest"
     )
-    loss: Annotated[
-        str,
-        Field(description="loss that the policy is trained with"),
-    ] = "importance_sampling"
-    loss_config: Annotated[
-        dict[str, float],
-        Field(description="settings of the loss, e.g. {clip_high_threshold: 1.28}; default: the loss's own"),
-    ] = {}
-    epochs: Annotated[int, Field(ge=1, le=100, description="times that each batch is gone through")] = 1
-    minibatches: Annotated[
-        int, Field(ge=1, le=1024, description="optimiser steps that each time through a batch is divided into")
-    ] = 1
-    advantage: Annotated[
-        Literal[Estimator, "environment"],
-        Field(
-            description="how advantages are made: of a group's scores, of turns' returns, or by the environment itself"
-        ),
-    ] = "group_std"
-    gamma: Annotated[
-        float, Field(ge=0, le=1, description="what a reward one turn later is worth; for estimators of turns' returns")
-    ] = 1.0
-    turn_rewards: Annotated[
-        Literal["rewards", "states"],
-        Field(description="what the environment's turns report: rewards, or values of the states they led to"),
-    ] = "rewards"
-    weighting: Annotated[
-        Weighting, Field(description="what counts the same in the loss: every token, every turn or every episode")
-    ] = "token"
-    kl_coef: Annotated[
-        float, Field(ge=0, description="weight of the KL divergence from the reference policy, per nat; 0: none")
-    ] = 0.0
-    kl_in: Annotated[
-        Literal["reward", "loss"],
-        Field(description="where the KL penalty counts: in the rewards, before the baselines, or at each token"),
-    ] = "reward"
-    reference: Annotated[
-        Literal["base", "environment"],
-        Field(description="reference policy: the base model, or the ref_logprobs that the environment sends"),
-    ] = "base"
-    kl_budget: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            description="nats per token from the reference at which an alert speaks",
-        ),
-    ] = None
-    correction: Annotated[
-        Literal["none", "truncate", "mask"],
-        Field(description="what becomes of tokens of older versions: their importance is cut at ratio_cap, or masked"),
-    ] = "none"
-    ratio_cap: Annotated[
-        float, Field(gt=1, description="largest ratio of the present policy's probability to the sampler's")
-    ] = 2.0
-    max_staleness: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=64,
-            description="batches that may be trained on between a group's sampling and its own step; 0: on-policy",
-        ),
-    ] = 0
-    allow_unclipped_staleness: Annotated[
-        bool, Field(description="allow older data with a loss that does not bound the ratio of probabilities")
-    ] = False
-    deterministic: Annotated[
-        bool,
-        Field(description="same settings, same bits: a batch is sampled by the weights that max_staleness names"),
-    ] = False
-    max_token_trainer_length: Annotated[
-        int,
-        Field(ge=8, description="tokens of a sequence, prompt included; longer ones are not trained on, and counted"),
-    ] = 2048
-    checkpoint_every: Annotated[
-        int, Field(ge=0, description="optimiser steps between checkpoints; 0: only at the end")
-    ] = 10
-    eval_every: Annotated[
-        int,
-        Field(
-            ge=0, description="optimiser steps between evaluations; 0: only before the first step and after the last"
-        ),
-    ] = 20
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam's decay of the mean gradient, per step")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam's decay of the mean squared gradient, per step")
+    adam_eps: float = Field(default=1e-8, gt=0, description="Adam's epsilon, added to the divisor of a step")
+    grad_clip_norm: float = Field(default=0.0, ge=0, description="largest global norm of the gradient; 0: no clipping")
+    loss: str = Field(default="importance_sampling", description="loss that the policy is trained with")
+    loss_config: dict[str, float] = Field(
+        default={}, description="settings of the loss, e.g. {clip_high_threshold: 1.28}; default: the loss's own"
+    )
+    epochs: int = Field(default=1, ge=1, le=100, description="times that each batch is gone through")
+    minibatches: int = Field(
+        default=1, ge=1, le=1024, description="optimiser steps that each time through a batch is divided into"
+    )
+    advantage: Literal[Estimator, "environment"] = Field(
+        default="group_std",
+        description="how advantages are made: of a group's scores, of turns' returns, or by the environment itself",
+    )
+    gamma: float = Field(
+        default=1.0, ge=0, le=1, description="what a reward one turn later is worth; for estimators of turns' returns"
+    )
+    turn_rewards: Literal["rewards", "states"] = Field(
+        default="rewards",
+        description="what the environment's turns report: rewards, or values of the states they led to",
+    )
+    weighting: Weighting = Field(
+        default="token", description="what counts the same in the loss: every token, every turn or every episode"
+    )
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="weight of the KL divergence from the reference policy, per nat; 0: none"
+    )
+    kl_in: Literal["reward", "loss"] = Field(
+        default="reward",
+        description="where the KL penalty counts: in the rewards, before the baselines, or at each token",
+    )
+    reference: Literal["base", "environment"] = Field(
+        default="base", description="reference policy: the base model, or the ref_logprobs that the environment sends"
+    )
+    kl_budget: float | None = Field(
+        default=None, gt=0, description="nats per token from the reference at which an alert speaks"
+    )
+    correction: Literal["none", "truncate", "mask"] = Field(
+        default="none",
+        description="what becomes of tokens of older versions: their importance is cut at ratio_cap, or masked",
+    )
+    ratio_cap: float = Field(
+        default=2.0, gt=1, description="largest ratio of the present policy's probability to the sampler's"
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="batches that may be trained on between a group's sampling and its own step; 0: on-policy",
+    )
+    allow_unclipped_staleness: bool = Field(
+        default=False, description="allow older data with a loss that does not bound the ratio of probabilities"
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="same settings, same bits: a batch is sampled by the weights that max_staleness names",
+    )
+    max_token_trainer_length: int = Field(
+        default=2048,
+        ge=8,
+        description="tokens of a sequence, prompt included; longer ones are not trained on, and counted",
+    )
+    checkpoint_every: int = Field(
+        default=10, ge=0, description="optimiser steps between checkpoints; 0: only at the end"
+    )
+    eval_every: int = Field(
+        default=20,
+        ge=0,
+        description="optimiser steps between evaluations; 0: only before the first step and after the last",
+    )
 
     @property
     def compares_groups(self) -> bool:
@@ -307,9 +276,8 @@ class TrainerSettings(Section):
         if self.warmup_steps >= self.total_steps:
             raise _refused("warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})")
         if self.deterministic and self.max_staleness > MOST_PINNED:
-            raise _refused(
-                "max_staleness", self.max_staleness, f"must be at most {MOST_PINNED} where deterministic is set"
-            )
+            rule = f"must be at most {MOST_PINNED} where deterministic is set"
+            raise _refused("max_staleness", self.max_staleness, rule)
         drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
         if drifts and not find_kind(self.loss).bounded and not self.allow_unclipped_staleness:
             field = "epochs" if self.epochs > 1 else "minibatches" if self.minibatches > 1 else "max_staleness"
@@ -326,9 +294,8 @@ class TrainerSettings(Section):
         if self.advantage == "environment" and self.kl_coef and self.kl_in == "reward":
             raise _refused("kl_in", self.kl_in, "must be 'loss': the environment's own advantages know no reward")
         if self.advantage == "environment" and self.weighting != "token":
-            raise _refused(
-                "weighting", self.weighting, "must be 'token': the environment's own advantages are weighted"
-            )
+            rule = "must be 'token': the environment's own advantages are weighted"
+            raise _refused("weighting", self.weighting, rule)
         return self
 
     @property
@@ -341,10 +308,9 @@ class TrainerSettings(Section):
 
 
 def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:
-    """A setting that breaks a rule beyond its own type, as `config.gathering` tells it."""
-    return PydanticCustomError(
-        "rule", "{rule}", {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
-    )
+    """A setting that breaks a rule beyond its own type; `config.gathering` makes a problem of it."""
+    facts = {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
+    return PydanticCustomError("rule", "{rule}", facts)
 
 
 ENV_WIRING: Mapping[str, str] = {
@@ -380,8 +346,8 @@ class Settings(Section):
     @property
     def sinks(self) -> tuple[SinkName, ...]:
         """Where metrics are forwarded to: `run.sinks`, and W&B where `env.use_wandb` was set."""
-        wanted: tuple[SinkName, ...] = ("wandb",) if self.env.get("use_wandb") else ()
-        return tuple(dict.fromkeys((*wanted, *self.run.sinks)))
+        by_environment: tuple[SinkName, ...] = ("wandb",) if self.env.get("use_wandb") else ()
+        return tuple(dict.fromkeys((*by_environment, *self.run.sinks)))
 
     @property
     def corrects_temperature(self) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from halteres.observe.marks import margins_of
 from halteres.observe.metrics import Tail
+from halteres.observe.plots import margins_of
 
 MOST_POINTS = 500
 

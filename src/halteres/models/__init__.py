@@ -1,7 +1,7 @@
 """Base models and where they lie: those that come with the package, those put into the store, any folder.
 
 Owns: the names of built-in models and their folders; which folder a name means.
-Never: loads weights, imports a machine learning library, downloads.
+Never: loads weights, imports a machine learning library.
 
 The store is a folder of models (HALTERES_HOME/models): `STORE/qwen3-0.6b/config.json` is the model 'qwen3-0.6b', and
 `STORE/Qwen/Qwen3-0.6B/config.json` is 'Qwen/Qwen3-0.6B'. A name of the hub also means the store's folder of its last

@@ -1,31 +1,30 @@
-"""A base model in a GGUF file, written out once as a folder in Hugging Face format.
+"""A base model in a GGUF file, written out once as a folder in Hugging Face format, its tokenizer included.
 
-Owns: which files can be converted, the names and the layout of their tensors, config.json and its companions.
-Never: computes with a model, imports torch, chooses where the folder lies (`models.model_store`).
+Weights are dequantised to fp32, in which the engine computes: 4 bytes each on disk, and no value is rounded. Things are
+kept that transformers 5.23 drops from such a file: the head width of a Qwen3 model, the frequencies of the rotary
+embedding of Llama 3, that Llama 3 takes words which its vocabulary holds whole before merges, that Qwen2 normalises
+text (NFC).
 
-Weights are dequantised to fp32, in which the engine computes: 4 bytes each on disk, and no value is rounded. Two things
-are kept that transformers 5.23 drops from such a file: the head width of a Qwen3 model, and the frequencies of the
-rotary embedding of Llama 3.
-
-Source: the GGUF specification, version 3; tensors and keys are named as llama.cpp's converter names them.
+Source: the GGUF specification, version 3; tensors and keys are named as llama.cpp's converter names them; the splitting
+rules are those of the models' own tokenizer.json.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halteres.errors import InvalidData, UserError, boundary
-from halteres.models.gguf_tokenizer import GgufTokenizer
 from halteres.models.shape import FAMILIES
 
 if TYPE_CHECKING:
     import numpy as np
     from gguf import GGUFReader, ReaderTensor
+    from tokenizers import Tokenizer
 
 _SHARD_BYTES = 4 << 30
 """Of one weight file: as much is held in memory while it is made."""
@@ -95,23 +94,28 @@ class GgufModel:
             InvalidData: a tensor is quantised in a way that the package `gguf` cannot undo, or is not finite.
             OSError: the folder cannot be written.
         """
-        _put(folder / "config.json", self.config)
-        ends = {name: value for name, value in self.config.items() if name.endswith("_token_id")}
-        _put(folder / "generation_config.json", {**ends, "eos_token_id": self.tokenizer.ends})
-        self.tokenizer.write(folder, context=self.config["max_position_embeddings"])
-        self._write_weights(folder)
-
-    def _write_weights(self, folder: Path) -> None:
         from safetensors.numpy import save_file
 
-        shards = list(_shards(self.tensors))
-        where: dict[str, str] = {}
+        _write_json(folder / "config.json", self.config)
+        ends = {name: value for name, value in self.config.items() if name.endswith("_token_id")}
+        _write_json(folder / "generation_config.json", {**ends, "eos_token_id": self.tokenizer.ends})
+        self.tokenizer.write(folder, context=self.config["max_position_embeddings"])
+        shards: list[list[str]] = [[]]
+        size = 0
+        for name, tensor in self.tensors.items():
+            num_bytes = 4 * int(tensor.n_elements)
+            if shards[-1] and size + num_bytes > _SHARD_BYTES:
+                shards.append([])
+                size = 0
+            shards[-1].append(name)
+            size += num_bytes
+        file_of: dict[str, str] = {}
         for number, names in enumerate(shards, start=1):
             shard = f"model-{number:05}-of-{len(shards):05}.safetensors"
             save_file({name: self._weights(name) for name in names}, folder / shard, metadata={"format": "pt"})
-            where |= dict.fromkeys(names, shard)
-        size = 4 * self.parameters
-        _put(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
+            file_of |= dict.fromkeys(names, shard)
+        index = {"metadata": {"total_size": 4 * self.parameters}, "weight_map": file_of}
+        _write_json(folder / "model.safetensors.index.json", index)
 
     def _weights(self, name: str) -> np.ndarray:
         """fp32; queries and keys of a Llama in Hugging Face's order."""
@@ -138,7 +142,11 @@ def _model(file: Path, reader: GGUFReader) -> GgufModel:
     own = {key.removeprefix(f"{family}."): value for key, value in values.items() if key.startswith(f"{family}.")}
     found = {tensor.name: tensor for tensor in reader.tensors}
     factors = found.pop(_ROPE_FACTORS, None)
-    names = _names(family, own["block_count"], has_head=_HEAD in found)
+    names = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    names |= {_HEAD: "lm_head.weight"} if _HEAD in found else {}
+    for layer in range(own["block_count"]):
+        for ours, theirs in {**_LAYER, **_FURTHER[family]}.items():
+            names[f"blk.{layer}.{ours}"] = f"model.layers.{layer}.{theirs}"
     if odd := sorted(found.keys() ^ names.keys()):
         how = "lacks" if odd[0] in names else "has"
         raise _refused(file, f"It {how} the tensor '{odd[0]}', unlike every model of the family {family}")
@@ -160,21 +168,10 @@ def _model(file: Path, reader: GGUFReader) -> GgufModel:
         "tie_word_embeddings": _HEAD not in found,
         "vocab_size": int(found[_EMBEDDING].shape[-1]),
         "dtype": "float32",
-        **tokenizer.numbers,
+        **{f"{name}_token_id": number for name, number in tokenizer.specials.items() if name != "unk"},
     }
     tensors = {names[name]: tensor for name, tensor in found.items()}
     return GgufModel(file=file, family=family, config=config, tensors=tensors, tokenizer=tokenizer)
-
-
-def _names(family: str, layers: int, *, has_head: bool) -> dict[str, str]:
-    """Every tensor that a model of this family has: its name in GGUF, and Hugging Face's."""
-    named = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-    if has_head:
-        named[_HEAD] = "lm_head.weight"
-    for layer in range(layers):
-        for ours, theirs in {**_LAYER, **_FURTHER[family]}.items():
-            named[f"blk.{layer}.{ours}"] = f"model.layers.{layer}.{theirs}"
-    return named
 
 
 def _rope(file: Path, own: Mapping[str, Any], factors: ReaderTensor | None, width: int) -> dict[str, Any]:
@@ -200,20 +197,6 @@ def _rope(file: Path, own: Mapping[str, Any], factors: ReaderTensor | None, widt
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA_3_ROPE}
 
 
-def _shards(tensors: Mapping[str, ReaderTensor]) -> Iterator[list[str]]:
-    """Names of the tensors of each weight file."""
-    names: list[str] = []
-    size = 0
-    for name, tensor in tensors.items():
-        bytes_here = 4 * int(tensor.n_elements)
-        if names and size + bytes_here > _SHARD_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += bytes_here
-    yield names
-
-
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Whatever the package raises in here is the file's fault."""
@@ -229,12 +212,151 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _refused(file: Path, why: str) -> UserError:
-    return UserError(
-        f"The model in {file} cannot be converted.",
-        f"{why}.",
-        "Take the model's folder in Hugging Face format, or another model.",
-    )
+    next = "Take the model's folder in Hugging Face format, or another model."
+    return UserError(f"The model in {file} cannot be converted.", f"{why}.", next)
 
 
-def _put(file: Path, content: Mapping[str, Any]) -> None:
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Values of `tokenizer.ggml.token_type`."""
+
+_DIGITS = {
+    "llama-bpe": r"\p{N}{1,3}",
+    "llama3": r"\p{N}{1,3}",
+    "llama-v3": r"\p{N}{1,3}",
+    "qwen2": r"\p{N}",
+    "deepseek-r1-qwen": r"\p{N}",
+}
+"""Splitting rules (`tokenizer.ggml.pre`) that differ in nothing but how many digits stay together."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT_2, _SMOLLM = "gpt-2", "smollm"
+_SPACE = "▁"  # SentencePiece's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTokenizer:
+    """A vocabulary and what belongs to it; a splitting rule whose name is not known is refused, never guessed."""
+
+    kind: str  # 'gpt2': byte-level BPE; 'llama': SentencePiece's BPE
+    splits: str  # the name of the splitting rule
+    tokens: Sequence[str]
+    types: Sequence[int]
+    merges: Sequence[str]  # empty in a file of SentencePiece's
+    scores: Sequence[float]
+    specials: Mapping[str, int]  # bos, eos, pad, unk
+    ends: Sequence[int]  # tokens that end an answer
+    adds_bos: bool
+    adds_space: bool
+    chat_template: str | None
+
+    @classmethod
+    def of(cls, file: Path, values: Mapping[str, Any]) -> GgufTokenizer:
+        """What a file's values say.
+
+        Raises:
+            UserError: the tokenizer is of a kind that is not understood.
+            KeyError: there is none.
+        """
+        own = {key.removeprefix("tokenizer.ggml."): value for key, value in values.items()}
+        kind, splits = own["model"], own.get("pre", "default")
+        known = (*_DIGITS, _GPT_2, _SMOLLM)
+        if kind not in ("gpt2", "llama") or (kind == "gpt2" and splits not in known):
+            what = f"of the kind '{kind}'" if kind not in ("gpt2", "llama") else f"split as '{splits}'"
+            raise UserError(
+                f"The tokenizer in {file} cannot be converted.",
+                f"Its text is {what}; understood are SentencePiece's and byte-level BPE split as {', '.join(known)}.",
+                "Take a newer GGUF file of the model, or its folder in Hugging Face format.",
+            )
+        names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+        specials = {ours: own[f"{ggml}_token_id"] for ours, ggml in names.items() if f"{ggml}_token_id" in own}
+        return cls(
+            kind=kind,
+            splits=splits,
+            tokens=own["tokens"],
+            types=own.get("token_type", [1] * len(own["tokens"])),
+            merges=own.get("merges", ()),
+            scores=own.get("scores", ()),
+            specials=specials,
+            ends=list(dict.fromkeys(own[key] for key in ("eos_token_id", "eot_token_id") if key in own)),
+            adds_bos=own.get("add_bos_token", kind == "llama" or splits.startswith("llama")) and "bos" in specials,
+            adds_space=own.get("add_space_prefix", True),
+            chat_template=values.get("tokenizer.chat_template"),
+        )
+
+    def write(self, folder: Path, *, context: int) -> None:
+        """Write tokenizer.json and tokenizer_config.json; `context` is the model's, in tokens."""
+        from tokenizers import AddedToken, processors
+
+        tokenizer = self._byte_level() if self.kind == "gpt2" else self._sentencepiece()
+        added = list(zip(self.tokens, self.types, strict=True))
+        tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text, kind in added if kind == _CONTROL])
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text, kind in added if kind == _USER_DEFINED])
+        if self.adds_bos:
+            bos = self.tokens[self.specials["bos"]]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, self.specials["bos"])]
+            )
+        tokenizer.save(str(folder / "tokenizer.json"))
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,
+            **{f"{name}_token": self.tokens[number] for name, number in self.specials.items()},
+        }
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        _write_json(folder / "tokenizer_config.json", config)
+
+    def _byte_level(self) -> Tokenizer:
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self.merges)]
+        is_llama_3 = self.splits.startswith("llama")
+        built = Tokenizer(models.BPE(vocab=self._vocabulary(), merges=merges, ignore_merges=is_llama_3))
+        if self.splits == "qwen2":
+            built.normalizer = normalizers.NFC()
+        has_rule = self.splits in _DIGITS
+        steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not has_rule)]
+        if has_rule:
+            words = Regex(_WORDS.replace("DIGITS", _DIGITS[self.splits]))
+            steps.insert(0, pre_tokenizers.Split(words, behavior="isolated"))
+        elif self.splits == _SMOLLM:
+            steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+        built.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        built.decoder = decoders.ByteLevel()
+        return built
+
+    def _sentencepiece(self) -> Tokenizer:
+        from tokenizers import Tokenizer, decoders, models, normalizers
+
+        vocabulary = self._vocabulary()
+        merges = list(self._recovered_merges(vocabulary))
+        unknown = self.tokens[self.specials["unk"]] if "unk" in self.specials else None
+        built = Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        )
+        first = [normalizers.Prepend(_SPACE)] if self.adds_space else []
+        built.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", _SPACE)])
+        last = [decoders.Strip(" ", left=1)] if self.adds_space else []
+        steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
+        built.decoder = decoders.Sequence(steps)
+        return built
+
+    def _recovered_merges(self, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """SentencePiece merges whichever pair makes the token of the highest score: best scores first."""
+        for token, number in sorted(vocabulary.items(), key=lambda one: -self.scores[one[1]]):
+            if self.types[number] in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+                continue
+            for cut in range(1, len(token)):
+                left, right = token[:cut], token[cut:]
+                if left in vocabulary and right in vocabulary:
+                    yield left, right
+
+    def _vocabulary(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self.tokens)}

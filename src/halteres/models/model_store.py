@@ -1,73 +1,198 @@
-"""Base models in HALTERES_HOME/models: registering them, listing them, removing them.
-
-Owns: what makes a folder a model that can be served; what it may be called; links and
-copies in the store; that clients find its tokenizer.
-Never: downloads (`models.download`); removes a folder that somebody put there by hand.
+"""Base models in HALTERES_HOME/models: fetching, registering, listing and removing them; and the entries of a Hugging
+Face cache by which clients find their tokenizers.
 
 A model in the store is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
-`.halteres-copy`.
+`.halteres-copy`; a folder that somebody put there by hand is never removed. A cache's entry lets a name of ours resolve
+without a hub:
+
+    CACHE/models--ORG--NAME/refs/main               the commit
+    CACHE/models--ORG--NAME/snapshots/<commit>/     copies of config.json and of the tokenizer's files
+    CACHE/models--ORG--NAME/halteres.json           what makes it ours: {"commit": ..., "for": [names of models]}
+
+An entry that somebody else made, or a snapshot within one of ours, is never changed.
+Source: the layout that huggingface_hub 2.4 reads. With HF_HUB_OFFLINE=1 `AutoTokenizer.from_pretrained(NAME)` asks for
+nothing more; a hub that is reached overrides the entry.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from halteres.errors import Conflict, NotFound, ServerError, UserError, boundary, nearest
+import msgspec
+
+from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError, boundary, nearest
+from halteres.files import NOT_JSON, replace_file
 from halteres.models import builtin_path, is_model, stored_models
-from halteres.models.copying import copy_files
-from halteres.models.hub_cache import TOKENIZER_FILES, HubCache
 from halteres.models.shape import ModelShape, read_shape, weight_files
 
-_FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_MAX_LENGTH = 96
-_LLAMA_3 = "meta-llama/Llama-3"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+_MARK = "halteres.json"
 LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
 """What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and tinker-cookbook 0.6.1
 the first, seed 003 the second."""
 
-
-def checked_name(name: str) -> str:
-    """The name, if it is of the hub's form: 'name' or 'organisation/name'.
-
-    Raises:
-        UserError: it is not.
-
-    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
-    """
-    if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
-        raise UserError(
-            f"A model cannot be called '{name}'.",
-            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
-            " without '--' and '..'.",
-            "Give another with --as.",
-        )
-    return name
-
-
-def suggested_name(folder: Path) -> str:
-    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
-    entry = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and entry.startswith("models--"):
-        return entry.removeprefix("models--").replace("--", "/")
-    return folder.name
-
-
-def tokenizer_names(name: str) -> tuple[str, ...]:
-    """Every name under which clients of the model of this name look for its tokenizer."""
-    return (name, *LLAMA_3_TOKENIZERS) if name.startswith(_LLAMA_3) else (name,)
-
-
+_FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_MAX_LENGTH = 96
+_LLAMA_3 = "meta-llama/Llama-3"
 _COPY = ".halteres-copy"
 _SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
+_DOWNLOADED = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
+_NOT_DOWNLOADED = ["*/*", "consolidated*"]  # copies in other formats: onnx/, original/
+
+
+@dataclass(frozen=True, slots=True)
+class HubCache:
+    """A Hugging Face cache: the folder `hub`."""
+
+    folder: Path
+
+    def check(self, name: str, model: Path) -> None:
+        """That the entry of this name is ours to write, or has the model's tokenizer already.
+
+        Raises:
+            Conflict: somebody else's entry has another tokenizer, or cannot be resolved.
+        """
+        entry = self._entry(name)
+        tokenizer, own = self._tokenizer(entry), model / "tokenizer.json"
+        if _is_foreign(entry) and not (tokenizer and own.is_file() and tokenizer.read_bytes() == own.read_bytes()):
+            raise Conflict(
+                f"The Hugging Face cache has another '{name}'.",
+                f"{entry} was not made by `halteres models`, and its tokenizer is not the one in {model}.",
+                "Give another name with --as, or delete that folder if nothing needs it.",
+            )
+
+    def write(self, name: str, model: Path, needed_for: str) -> None:
+        """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry is left alone.
+
+        Raises:
+            OSError: the cache cannot be written.
+        """
+        entry = self._entry(name)
+        if _is_foreign(entry):
+            return
+        files = [file for one in ("config.json", *TOKENIZER_FILES) if (file := model / one).is_file()]
+        digest = hashlib.sha256()  # what a git commit is to the hub: it changes with the files
+        for file in files:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        commit = digest.hexdigest()[:40]
+        before = _read_mark(entry)
+        (entry / "refs").mkdir(parents=True, exist_ok=True)
+        (entry / "refs" / "main").unlink(missing_ok=True)  # without one the mark holds, whatever comes between
+        _write_mark(entry, commit, {*(before.models if before else ()), needed_for})
+        if not (snapshot := entry / "snapshots" / commit).is_dir():
+            copy_files(files, snapshot)
+        replace_file(entry / "refs" / "main", commit.encode())
+        if before and before.commit != commit:
+            shutil.rmtree(entry / "snapshots" / before.commit, ignore_errors=True)
+
+    def release(self, model: str) -> None:
+        """Remove the entries of ours that nothing but the model of this name needs.
+
+        Raises:
+            OSError: the cache cannot be written.
+        """
+        for entry, mark in self._own_entries():
+            if mark.models == {model}:
+                shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
+                (entry / "refs" / "main").unlink(missing_ok=True)
+                (entry / _MARK).unlink()
+                if not _holds_snapshots(entry):
+                    shutil.rmtree(entry)
+            elif model in mark.models:
+                _write_mark(entry, mark.commit, mark.models - {model})
+
+    def resolves(self, name: str) -> bool:
+        """Whether clients find a tokenizer by this name without a hub."""
+        return self._tokenizer(self._entry(name)) is not None
+
+    def models(self) -> frozenset[str]:
+        """The models that have entries of ours."""
+        return frozenset(name for _, mark in self._own_entries() for name in mark.models)
+
+    def _entry(self, name: str) -> Path:
+        return self.folder / f"models--{name.replace('/', '--')}"
+
+    def _own_entries(self) -> Iterator[tuple[Path, _Mark]]:
+        for file in sorted(self.folder.glob(f"models--*/{_MARK}")):
+            if (mark := _read_mark(file.parent)) is not None:
+                yield file.parent, mark
+
+    @staticmethod
+    def _tokenizer(entry: Path) -> Path | None:
+        """The file that the entry's name leads to without a hub."""
+        file = entry / "snapshots" / (_reference(entry) or ".") / "tokenizer.json"
+        return file if file.is_file() else None
+
+
+def copy_files(files: Iterable[Path], folder: Path) -> None:
+    """Copy files (what links lead to) into a new folder, which is there whole or not at all; its parents are made.
+
+    Raises:
+        OSError: one cannot be read, or the place cannot be written; then there is no such folder.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        for file in files:
+            shutil.copyfile(file, beside / file.name)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+class _Mark(msgspec.Struct, frozen=True, rename={"models": "for"}):
+    commit: str  # 40 hex digits, of the files' contents
+    models: set[str]  # names of the registered models that need it
+
+
+def _read_mark(entry: Path) -> _Mark | None:
+    """The entry's mark; None once a download has replaced what it marks."""
+    try:
+        mark = msgspec.json.decode((entry / _MARK).read_bytes(), type=_Mark)
+    except (OSError, *NOT_JSON):
+        return None
+    return mark if _reference(entry) in (mark.commit, None) else None
+
+
+def _write_mark(entry: Path, commit: str, models: Collection[str]) -> None:
+    replace_file(entry / _MARK, msgspec.json.encode({"commit": commit, "for": sorted(models)}))
+
+
+def _is_foreign(entry: Path) -> bool:
+    return _holds_snapshots(entry) and _read_mark(entry) is None
+
+
+def _holds_snapshots(entry: Path) -> bool:
+    return any((entry / "snapshots").glob("*"))
+
+
+def _reference(entry: Path) -> str | None:
+    try:
+        return (entry / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredModel:
     """A model that can be served by name."""
 
     name: str
@@ -83,7 +208,7 @@ class ModelStore:
     folder: Path
     cache: HubCache
 
-    def add(self, source: Path, name: str, *, copy: bool = False) -> Registered:
+    def add(self, source: Path, name: str, *, copy: bool = False) -> RegisteredModel:
         """Put a model in the store; safe to repeat.
 
         Args:
@@ -104,9 +229,9 @@ class ModelStore:
             folder = self._placed(source, name, copy=copy)
             for known in tokenizer_names(name):
                 self.cache.write(known, folder, name)
-        return Registered(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
+        return RegisteredModel(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
 
-    def add_written(self, write: Callable[[Path], None], name: str) -> Registered:
+    def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:
         """Put a model in the store that is written for it, into an empty folder: whole, or not at all.
 
         Raises:
@@ -161,14 +286,22 @@ class ModelStore:
     def _found_as(self, name: str) -> tuple[str, ...]:
         return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))
 
+    def _is_registered(self, name: str) -> bool:
+        place = self.folder / name
+        return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
+
     def _check_place(self, name: str, source: Path | None) -> None:
         """That the name means nothing yet, or this folder."""
-        place, there = self.folder / name, builtin_path(name)
+        place = self.folder / name
+        there = builtin_path(name) or (place if place.exists() else None)
+        why = ""
         if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):
-            raise _taken(name, f"{place.parent} is a model itself.")
-        there = there or (place if place.exists() else None)
-        if there is not None and (source is None or there.resolve() != source.resolve()):
-            raise _taken(name, f"That is the model in {there.resolve()}.")
+            why = f"{place.parent} is a model itself."
+        elif there is not None and (source is None or there.resolve() != source.resolve()):
+            why = f"That is the model in {there.resolve()}."
+        if why:
+            next = f"Run `halteres models remove {name}` first, or give another name with --as."
+            raise Conflict(f"The name '{name}' is taken.", why, next)
 
     def _placed(self, source: Path, name: str, *, copy: bool) -> Path:
         """Its folder from now on."""
@@ -187,10 +320,6 @@ class ModelStore:
             os.symlink(source.absolute(), place, target_is_directory=True)
         return place
 
-    def _is_registered(self, name: str) -> bool:
-        place = self.folder / name
-        return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
-
     def _unregistered(self, name: str, place: Path) -> UserError:
         if place.is_dir():
             return Conflict(
@@ -199,12 +328,36 @@ class ModelStore:
                 "Delete that folder yourself if it is to go.",
             )
         known = list(self.registered())
-        return NotFound(
-            f"No model '{name}' is registered.",
-            f"Registered: {', '.join(known) or 'none'}.",
-            did_you_mean=nearest(name, known),
-            allowed=known,
+        why = f"Registered: {', '.join(known) or 'none'}."
+        return NotFound(f"No model '{name}' is registered.", why, did_you_mean=nearest(name, known), allowed=known)
+
+
+def checked_name(name: str) -> str:
+    """The name, if it is of the hub's form: 'name' or 'organisation/name'. UserError if it is not.
+
+    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
+    """
+    if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
+        raise UserError(
+            f"A model cannot be called '{name}'.",
+            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
+            " without '--' and '..'.",
+            "Give another with --as.",
         )
+    return name
+
+
+def suggested_name(folder: Path) -> str:
+    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
+    entry = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and entry.startswith("models--"):
+        return entry.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def tokenizer_names(name: str) -> tuple[str, ...]:
+    """Every name under which clients of the model of this name look for its tokenizer."""
+    return (name, *LLAMA_3_TOKENIZERS) if name.startswith(_LLAMA_3) else (name,)
 
 
 def checked_model(folder: Path) -> ModelShape:
@@ -236,12 +389,27 @@ def checked_model(folder: Path) -> ModelShape:
     return shape
 
 
-def _taken(name: str, why: str) -> Conflict:
-    return Conflict(
-        f"The name '{name}' is taken.",
-        why,
-        f"Run `halteres models remove {name}` first, or give another name with --as.",
-    )
+def download(name: str, cache: Path) -> Path:
+    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache, fetched if need be.
+
+    Raises:
+        NotReady: it cannot be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        with boundary(NotReady, "huggingface_hub"):
+            fetched = snapshot_download(
+                name, cache_dir=cache, allow_patterns=_DOWNLOADED, ignore_patterns=_NOT_DOWNLOADED
+            )
+    except NotReady as failure:
+        raise NotReady(
+            f"The model '{name}' is neither on this disk nor could it be downloaded.",
+            f"{' '.join(failure.what.split()).rstrip('.')}.",
+            f"Check the name and the network (with HF_HUB_OFFLINE set, nothing is asked; a gated model needs `hf auth"
+            f" login`); or fetch its folder elsewhere, then run `halteres models add FOLDER --as {name}`.",
+        ) from failure
+    return Path(fetched)
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,9 +1,4 @@
-"""A base model's size, read off its folder without loading it.
-
-Owns: the figures of config.json that decide memory and speed; counting parameters in safetensors headers; the size of
-an adapter.
-Never: reads a weight, imports torch, judges what fits (`runs.starting.footprint`).
-"""
+"""A base model's size, read off its folder without loading it: config.json and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 """`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
 
 _MAX_HEADER = 100 << 20
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +34,24 @@ class ModelShape:
     parameters: int = 0  # a tied head counted once; 0: count them from the shape
     size_bytes: int = 0  # of the weights on disk
 
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            attention = self.width * (self.qkv + self.heads * self.head_width)
+            norms = 2 * self.width + (2 * self.head_width if self.family == "qwen3" else 0)
+            biases = self.qkv if self.family == "qwen2" else 0
+            layer = attention + 3 * self.width * self.feed + norms + biases
+            embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
+            object.__setattr__(self, "parameters", embeddings + self.layers * layer + self.width)
+
     @property
     def is_decoder(self) -> bool:
         """It may be computed here; what its layers really need is seen when it is loaded."""
         return self.family in FAMILIES or self.architecture.endswith("ForCausalLM")
 
-    def __post_init__(self) -> None:
-        if not self.parameters:
-            object.__setattr__(self, "parameters", self._count())
-
     @property
     def qkv(self) -> int:
         """Outputs of the fused query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_width
-
-    def _count(self) -> int:
-        attention = self.width * (self.qkv + self.heads * self.head_width)
-        norms = 2 * self.width + (2 * self.head_width if self.family == "qwen3" else 0)
-        biases = self.qkv if self.family == "qwen2" else 0
-        layer = attention + 3 * self.width * self.feed + norms + biases
-        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.width
 
 
 def adapter_numbers(shape: ModelShape, rank: int) -> int:
@@ -84,21 +75,28 @@ def read_shape(folder: Path) -> ModelShape:
         OSError, ValueError: a file is missing, incomplete, or not what its name says; the text names it.
     """
     config = _object(folder / "config.json")
-    heads = _number(config, "num_attention_heads")
-    width = _number(config, "hidden_size")
+
+    def number(name: str, default: int | None = None) -> int:
+        value = config.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"config.json says {name}: {value!r}")
+        return value
+
+    heads, width = number("num_attention_heads"), number("hidden_size")
     tied = bool(config.get("tie_word_embeddings", False))
     files = weight_files(folder)
     return ModelShape(
         family=str(config.get("model_type")),
         architecture=str((config.get("architectures") or [""])[0]),
-        layers=_number(config, "num_hidden_layers"),
+        layers=number("num_hidden_layers"),
         width=width,
-        feed=_number(config, "intermediate_size"),
-        vocabulary=_number(config, "vocab_size"),
+        feed=number("intermediate_size"),
+        vocabulary=number("vocab_size"),
         heads=heads,
-        kv_heads=_number(config, "num_key_value_heads", heads),
-        head_width=_number(config, "head_dim", width // heads),
-        context=_number(config, "max_position_embeddings"),
+        kv_heads=number("num_key_value_heads", heads),
+        head_width=number("head_dim", width // heads),
+        context=number("max_position_embeddings"),
         tied=tied,
         parameters=sum(_parameters(file, tied) for file in files),
         size_bytes=sum(file.stat().st_size for file in files),
@@ -111,7 +109,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         OSError, ValueError: there are none, or one is missing.
     """
-    index = folder / _INDEX
+    index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted({str(name) for name in dict(_object(index).get("weight_map") or {}).values()})
         if absent := [name for name in names if not (folder / name).is_file()]:
@@ -123,17 +121,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _parameters(file: Path, tied: bool) -> int:
-    tensors = _header(file)
-    return sum(math.prod(shape) for name, shape in tensors if not (tied and name == "lm_head.weight"))
-
-
-def _header(file: Path) -> list[tuple[str, list[int]]]:
-    """Names and shapes of the tensors in a file: eight bytes of length, then JSON."""
+    """Numbers in a file, by its header (eight bytes of length, then JSON); a tied head is not counted again."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\xff"))
-        if length > _MAX_HEADER:
-            raise ValueError(f"{file} is no safetensors file")
-        header = _parsed(file, stream.read(length))
+        header: Any = _parsed(file, stream.read(length)) if length <= _MAX_HEADER else None
     try:
         tensors = [(n, e["shape"], e["data_offsets"][1]) for n, e in header.items() if n != "__metadata__"]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
@@ -141,14 +132,14 @@ def _header(file: Path) -> list[tuple[str, list[int]]]:
     end = 8 + length + max((stop for _, _, stop in tensors), default=0)
     if file.stat().st_size < end:
         raise ValueError(f"{file} is cut off: {file.stat().st_size} of {end} bytes")
-    return [(name, shape) for name, shape, _ in tensors]
+    return sum(math.prod(shape) for name, shape, _ in tensors if not (tied and name == "lm_head.weight"))
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    told = _parsed(file, file.read_bytes())
-    if not isinstance(told, dict):
+    content = _parsed(file, file.read_bytes())
+    if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object")
-    return told
+    return content
 
 
 def _parsed(file: Path, text: bytes) -> Any:
@@ -156,11 +147,3 @@ def _parsed(file: Path, text: bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{file} is nested too deeply") from error
-
-
-def _number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json says {name}: {value!r}")
-    return value

@@ -1,8 +1,4 @@
-"""What every picture of ours has in common: size, panels, axes, legend, and how it gets onto the disk.
-
-Owns: the look.
-Never: knows a metric; imports matplotlib before a picture is asked for.
-"""
+"""What every picture of ours has in common: size, panels, axes, legend, and how it gets onto the disk."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class Canvas:
         self._figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", parse_math=False)
 
     def legend(self, *of: Axes) -> None:
-        """One legend under everything, where it hides nothing. An entry is told once."""
+        """One legend under everything, where it hides nothing, with each entry once."""
         entries: dict[str, Any] = {}
         for axes in of:
             handles, labels = axes.get_legend_handles_labels()

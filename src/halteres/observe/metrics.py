@@ -1,9 +1,7 @@
 """JSON-lines files of a run: metrics, events, checkpoints.
 
-Owns: whole lines (one append, one write), strict JSON (what is not finite is null), reading and following while others
-write.
-Never: interprets a name, keeps a file open, makes a folder.
-Promise: a row that was appended is read back whole, or, if its writer died inside the write, not at all.
+A row that was appended is read back whole, or, if its writer died inside the write, not at all. A value that is not
+finite is null.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ T = TypeVar("T")
 Row = dict[str, Any]
 """One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env", "eval"), then numbers."""
 
-
 LONGEST_ROW = 4 * 1024 * 1024
 """Bytes of a line; a longer one is no row of ours."""
 
@@ -35,20 +32,26 @@ class WriteFailed(HalteresError):
 
 
 def append_row(file: Path, row: Mapping[str, Any]) -> None:
-    """Append one row as one line. The folder must exist.
+    """Append one row as one line, in one write. The folder must exist.
 
     Raises:
         WriteFailed: the disk is full, or the folder is missing or closed to us.
     """
     line = _encoder.encode(dict(row)) + b"\n"
     try:
-        _append(file, line)
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            # A writer that died inside its line left no newline: end its line first, or ours would be lost with it.
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            whole = b"\n" * is_torn + line
+            if os.write(descriptor, whole) != len(whole):
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise WriteFailed(
-            f"Could not append to {file}.",
-            f"{error.strerror or error}.",
-            "Make room (or make the folder writable), then resume the run.",
-        ) from error
+        next = "Make room (or make the folder writable), then resume the run."
+        raise WriteFailed(f"Could not append to {file}.", f"{error.strerror or error}.", next) from error
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -111,24 +114,9 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     return [(row["step"], float(row[name])) for row in rows if isinstance(row.get(name), (int, float))]
 
 
-def _append(file: Path, line: bytes) -> None:
-    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        # A writer that died inside its line left no newline: end its line first, or ours would be lost with it.
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        whole = b"\n" + line if torn else line
-        if os.write(descriptor, whole) != len(whole):
-            raise OSError(28, "No space left on device")
-    finally:
-        os.close(descriptor)
-
-
 def _plain(value: Any) -> Any:
     """numpy scalars are numbers, paths are text; anything else is a mistake of the caller's."""
-    if isinstance(value, Path):
-        return str(value)
-    return value.item()
+    return str(value) if isinstance(value, Path) else value.item()
 
 
 _decoder = msgspec.json.Decoder(Row)

@@ -1,11 +1,11 @@
-"""A server's figures as Prometheus reads them: the text format (version 0.0.4), four lines of code: no library.
+"""A server's figures in the text format of Prometheus (version 0.0.4).
 
-Never: has a label whose values somebody else chooses, for each value is a series for ever.
+A label never has values that somebody else chooses, for each value is a series for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -27,20 +27,15 @@ class Metric:
         """A metric without a label."""
         return cls(name, kind, words, {"": figure})
 
-    def lines(self, prefix: str) -> Iterator[str]:
-        """As Prometheus reads it."""
-        name = prefix + self.name
-        yield f"# HELP {name} {self.words}"
-        yield f"# TYPE {name} {self.kind}"
-        for value, figure in self.values.items():
-            labels = f'{{{self.label}="{_escaped(value)}"}}' if self.label else ""
-            yield f"{name}{labels} {figure!r}"
-
 
 def text_of(metrics: Iterable[Metric], prefix: str) -> str:
     """All of them; `prefix` begins every name."""
-    return "".join(f"{line}\n" for metric in metrics for line in metric.lines(prefix))
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    lines: list[str] = []
+    for metric in metrics:
+        name = prefix + metric.name
+        lines += [f"# HELP {name} {metric.words}\n", f"# TYPE {name} {metric.kind}\n"]
+        for value, figure in metric.values.items():
+            escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            labels = f'{{{metric.label}="{escaped}"}}' if metric.label else ""
+            lines.append(f"{name}{labels} {figure!r}\n")
+    return "".join(lines)

@@ -1,14 +1,11 @@
 """Metrics where people look: `python -m halteres.observe.sinks RUN` forwards a run's to W&B, trackio and TensorBoard.
 
-Owns: a process of its own, in which each sink follows metrics.jsonl by itself; sinks.json, which says where each is, or
-why not and what to do.
-Never: decides anything about the run, which waits for none of them; reads anything back: metrics.jsonl is the truth.
-Promise: a row has the same names everywhere; the carried-over rows of a resumed run come first.
+In a process of its own each sink follows metrics.jsonl by itself; the run waits for none of them. sinks.json says where
+each is, or why not and what to do. A row has the same names everywhere; a resumed run's old rows come first.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -16,10 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -64,8 +61,8 @@ class SinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def line(self) -> str:
         """State, and where it is or what is wrong with it."""
-        said = self.url if self.state == "online" else self.note
-        return f"{self.state}: {said}" if said else self.state
+        detail = self.url if self.state == "online" else self.note
+        return f"{self.state}: {detail}" if detail else self.state
 
 
 class Reports:
@@ -100,20 +97,6 @@ def read_reports(run: Path) -> dict[SinkName, SinkReport]:
         return msgspec.json.decode(read_regular(run / FILE), type=dict[SinkName, SinkReport])
     except (OSError, *NOT_JSON):
         return {}
-
-
-class Sink(Protocol):
-    """Somewhere to write rows to. Its package is imported when it is opened; whatever it raises ends it alone."""
-
-    report: SinkReport
-
-    def write(self, row: Row) -> None:
-        """Write one step's figures: `step`, `t`, then the metrics. A later row may be of an earlier step."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is under way."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +158,14 @@ class Wandb:
             why = str(error).partition("\n")[0].rstrip(".")
             wandb.teardown()  # it would take the id for one that is in use
             self._run = wandb.init(**facts, mode="offline")
-        self.report = self._reported(why)
+        folder = str(Path(self._run.dir).parent)
+        self.report = SinkReport(state="offline", folder=folder, note=f"{why}. Upload it: wandb sync {folder}")
+        if self._run.disabled:
+            self.report = SinkReport(state="off", note=f"{why}.")
+        elif self._run.url:
+            self.report = SinkReport(state="online", url=self._run.url, folder=folder)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-
-    def _reported(self, why: str) -> SinkReport:
-        folder = str(Path(self._run.dir).parent)
-        if self._run.disabled:
-            return SinkReport(state="off", note=f"{why}.")
-        if self._run.url:
-            return SinkReport(state="online", url=self._run.url, folder=folder)
-        return SinkReport(state="offline", folder=folder, note=f"{why}. Upload it: wandb sync {folder}")
 
     def write(self, row: Row) -> None:
         """Log one row, under the time at which it was written."""
@@ -242,76 +222,63 @@ class TensorBoard:
         self._writer.close()
 
 
-SINKS: Mapping[SinkName, type[Wandb] | type[Trackio] | type[TensorBoard]] = {
+SINKS: Mapping[SinkName, Callable[[Job], Wandb | Trackio | TensorBoard]] = {
     "wandb": Wandb,
     "trackio": Trackio,
     "tensorboard": TensorBoard,
 }
-
-
-@dataclass(slots=True)
-class Follower:
-    """One sink, in a thread of its own: one that hangs holds up no other."""
-
-    name: SinkName
-    job: Job
-    reports: Reports
-    ending: threading.Event
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._follow, name=self.name, daemon=True)
-        self.thread.start()
-
-    def _follow(self) -> None:
-        try:
-            with boundary(SinkFailed, self.name):
-                self._forward(self._opened())
-        except HalteresError as error:
-            _log.warning("%s", error.sentence, exc_info=error)
-            self.reports.failed(self.name, error.sentence)
-
-    def _opened(self) -> Sink:
-        package = PACKAGES[self.name]
-        try:
-            return SINKS[self.name](self.job)
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
-            next = f"pip install 'halteres[{self.name}]'"
-            raise SinkFailed(f"The package {package} is not installed here.", next=next) from None
-
-    def _forward(self, sink: Sink) -> None:
-        self.reports.put(self.name, sink.report)
-        tail = Tail(self.job.path / "metrics.jsonl")
-        is_last = False
-        while not is_last:
-            is_last = self.ending.wait(LOOK_EVERY_S)  # before the look: nothing that was written by then is missed
-            for row in merge_by_step(tail.fresh()):
-                sink.write(row)
-        sink.close()
-        self.reports.put(self.name, msgspec.structs.replace(sink.report, is_complete=True))
+"""Each imports its package when it is opened; whatever it raises ends it alone."""
 
 
 def forward(job: Job, ending: threading.Event) -> None:
-    """Forward rows until `ending` is set, or no sink is left; then give them FLUSH_WITHIN_S."""
+    """Forward rows until `ending` is set, or no sink is left; then give them FLUSH_WITHIN_S.
+
+    Each sink has a thread of its own: one that hangs holds up no other.
+    """
     reports = Reports(job.path)
-    followers = [Follower(name, job, reports, ending) for name in job.settings.sinks]
-    while any(follower.thread.is_alive() for follower in followers) and not ending.wait(LOOK_EVERY_S):
+    threads: dict[SinkName, threading.Thread] = {}
+    for name in job.settings.sinks:
+        threads[name] = threading.Thread(target=_follow, args=(name, job, reports, ending), name=name, daemon=True)
+        threads[name].start()
+    while any(thread.is_alive() for thread in threads.values()) and not ending.wait(LOOK_EVERY_S):
         pass
     ends = time.monotonic() + FLUSH_WITHIN_S
-    for follower in followers:
-        follower.thread.join(max(0.0, ends - time.monotonic()))
-        if follower.thread.is_alive():
-            reports.failed(follower.name, f"It did not finish within {FLUSH_WITHIN_S:.0f} s of the run's end.")
+    for name, thread in threads.items():
+        thread.join(max(0.0, ends - time.monotonic()))
+        if thread.is_alive():
+            reports.failed(name, f"It did not finish within {FLUSH_WITHIN_S:.0f} s of the run's end.")
+
+
+def _follow(name: SinkName, job: Job, reports: Reports, ending: threading.Event) -> None:
+    try:
+        with boundary(SinkFailed, name):
+            try:
+                sink = SINKS[name](job)
+            except ModuleNotFoundError as error:
+                package = PACKAGES[name]
+                if error.name != package:
+                    raise
+                next = f"pip install 'halteres[{name}]'"
+                raise SinkFailed(f"The package {package} is not installed here.", next=next) from None
+            reports.put(name, sink.report)
+            tail = Tail(job.path / "metrics.jsonl")
+            is_last = False
+            while not is_last:
+                is_last = ending.wait(LOOK_EVERY_S)  # before the look: nothing that was written by then is missed
+                for row in merge_by_step(tail.fresh()):
+                    sink.write(row)
+            sink.close()
+            reports.put(name, msgspec.structs.replace(sink.report, is_complete=True))
+    except HalteresError as error:
+        _log.warning("%s", error.sentence, exc_info=error)
+        reports.failed(name, error.sentence)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Forward the metrics of the run in this folder, until SIGTERM."""
     process.begin("sinks")
-    parser = argparse.ArgumentParser(prog="python -m halteres.observe.sinks", description="Forward a run's metrics.")
-    parser.add_argument("run", type=Path)
-    run = parser.parse_args(arguments).run.absolute()
+    (folder,) = sys.argv[1:] if arguments is None else arguments
+    run = Path(folder).absolute()
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     forward(Job(path=run, settings=Settings.model_validate_json(read_regular(run / "settings.json"))), ending)

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.files import Resolved, resolve_settings
+from halteres.config.projection import NOTHING_GIVEN
 from halteres.config.settings import Settings
-from halteres.config.sources import NOTHING_GIVEN
 from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows

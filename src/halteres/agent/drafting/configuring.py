@@ -24,8 +24,7 @@ from halteres.config import environ
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
 from halteres.config.gathering import STEPS
-from halteres.config.locks import how_to_unlock, policy_lock
-from halteres.config.policies import DEFAULT, load_policy
+from halteres.config.policies import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError

@@ -11,11 +11,10 @@ from halteres.agent.fitting import echoed
 from halteres.config import environ
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, settings_schema
-from halteres.config.locks import Lock, is_own_wiring, locks_beside, variant_lock
-from halteres.config.policies import load_policy
+from halteres.config.policies import Lock, is_own_wiring, load_policy, locks_beside, variant_lock
 from halteres.config.program import describe, program_of
+from halteres.config.projection import Sources
 from halteres.config.settings import ENV_WIRING, SECTIONS, Settings
-from halteres.config.sources import Sources
 
 HEADLINE = (
     "inference.model",

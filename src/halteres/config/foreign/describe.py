@@ -1,10 +1,8 @@
 """`PYTHON describe.py FILE VALUES`: what `describe` prints, for an environment file that knows no `describe`.
 
-Owns: finding the class and its settings in a file written for atroposlib, whose interpreter need not have Halteres.
-Never: imports anything of Halteres: it is run as a script of its own.
-
-VALUES is a JSON file of settings to lay over what `config_init` gives. Exit code 1: nothing can be told. `read` in what
-is printed: the files of the working directory that were read on the way, a config or the modules beside the file.
+A script of its own: the environment's interpreter need not have Halteres. VALUES is a JSON file of settings to lay over
+what `config_init` gives. Exit code 1: nothing can be told. `read` in the answer: the files of the working directory
+that were read on the way, a config or the modules beside the file.
 """
 
 from __future__ import annotations
@@ -42,13 +40,9 @@ def settings_of(file: Path) -> BaseModel | None:
 
 def laid_over(base: BaseModel, values: dict[str, Any]) -> tuple[BaseModel, list[dict[str, Any]]]:
     """The settings with those values that can be used, and what is wrong with the others."""
-    fields = type(base).model_fields
-    problems = [
-        {"field": name, "got": value, "rule": "there is no such setting"}
-        for name, value in values.items()
-        if name not in fields
-    ]
-    kept = {name: value for name, value in values.items() if name in fields}
+    kept = {name: value for name, value in values.items() if name in type(base).model_fields}
+    rule = "there is no such setting"
+    problems = [{"field": name, "got": value, "rule": rule} for name, value in values.items() if name not in kept]
     while True:
         try:
             return type(base).model_validate({**base.model_dump(), **kept}), problems
@@ -92,14 +86,9 @@ def main() -> int:
         if base is None:
             return 1
         settings, problems = laid_over(base, values)
-        told = {
-            "schema": type(base).model_json_schema(),
-            "config": settings.model_dump(mode="json"),
-            "problems": problems,
-            "is_foreign": True,
-            "read": read(),
-        }
-        answer = json.dumps(told)
+        schema, config = type(base).model_json_schema(), settings.model_dump(mode="json")
+        found = {"schema": schema, "config": config, "problems": problems, "is_foreign": True, "read": read()}
+        answer = json.dumps(found)
     answers.write(answer + "\n")
     return 0
 

@@ -1,9 +1,7 @@
 """`PYTHON launch.py METRICS NAME FILE VERB …`: `PYTHON FILE VERB …`, with what it logs to W&B as rows of METRICS.
 
-Owns: the rows of such an environment in a metrics file (`observe.metrics` reads them); that it opens no run of W&B.
-Never: imports anything of Halteres: it is run as a script of its own, by the environment's interpreter.
-
-atroposlib puts the name under which an environment is registered before its figures: NAME_0_train/x is train/x here.
+A script of its own: the environment's interpreter need not have Halteres. No run of W&B is opened. atroposlib puts the
+name under which an environment is registered before its figures: NAME_0_train/x is train/x here.
 """
 
 from __future__ import annotations
@@ -20,21 +18,24 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-NO_STEP = 0
-"""Of what is logged before any step was named."""
-
 
 class Metrics:
     """Rows appended to one file."""
 
     def __init__(self, file: str, name: str) -> None:
-        self._file, self._step = file, NO_STEP
+        self._file, self._step = file, 0
         self._registered = re.compile(rf"{re.escape(name)}_\d+_")
 
     def log(self, data: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
-        """As `wandb.log`: one row of the numbers among the data; without a step, of the last one that was named."""
+        """As `wandb.log`: one row of the numbers among the data (null: not finite), at the last step that was named;
+        tables, pictures and texts are passed over."""
         self._step = self._step if step is None else int(step)
-        row = {self._registered.sub("", key, count=1): number for key, number in _numbers(data)}
+        row: dict[str, float | None] = {}
+        for name, value in data.items():
+            if not isinstance(value, str | bytes):
+                with contextlib.suppress(TypeError, ValueError, RuntimeError):  # numpy's and torch's scalars are floats
+                    number = float(value)
+                    row[self._registered.sub("", str(name), count=1)] = number if math.isfinite(number) else None
         if row:
             self._append({**row, "step": self._step, "t": time.time(), "src": "env"})
 
@@ -50,17 +51,6 @@ class Metrics:
                 os.close(descriptor)
         except OSError as error:  # a figure that cannot be kept ends no rollout
             sys.stderr.write(f"Could not append to {self._file}: {error}\n")
-
-
-def _numbers(data: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-    """What is a number (None: not finite); tables, pictures and texts are passed over."""
-    found: list[tuple[str, float | None]] = []
-    for name, value in data.items():
-        if not isinstance(value, str | bytes):
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # numpy's and torch's scalars are floats
-                number = float(value)
-                found.append((str(name), number if math.isfinite(number) else None))
-    return found
 
 
 def replace_wandb(metrics: Metrics) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.config import environ
-from halteres.config.locks import how_to_unlock, over_cap
-from halteres.config.policies import Policy, PolicyCap
+from halteres.config.policies import Policy, PolicyCap, how_to_unlock, over_cap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings

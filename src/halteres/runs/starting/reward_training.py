@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from halteres.config.locks import over_cap
-from halteres.config.policies import Policy, load_policy
+from halteres.config.policies import Policy, load_policy, over_cap
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast

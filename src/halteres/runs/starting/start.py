@@ -24,9 +24,8 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.policies import Policy, load_policy
-from halteres.config.projection import Addresses, to_seed_format
+from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format, wired
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
 from halteres.errors import Conflict, HalteresError, InvalidConfig
 from halteres.files import replace_file
 from halteres.next_step import NextStep

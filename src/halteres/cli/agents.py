@@ -1,0 +1,151 @@
+"""`halteres rl`, `tools`, `mcp`, `install-agent`, `init`: the tools for agents, and setting up who calls them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from halteres.agent.hosts.changes import Plan
+
+Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
+
+_DONE: Mapping[str, str] = {
+    "write": "wrote",
+    "update": "updated",
+    "remove": "removed",
+    "leave": "already there",
+    "keep": "left alone",
+}
+_PLANNED: Mapping[str, str] = {
+    "write": "would write",
+    "update": "would update",
+    "remove": "would remove",
+    "leave": "already there",
+    "keep": "would leave alone",
+}
+
+
+def rl(context: typer.Context) -> None:
+    """Call the agent's tools: find, configure, test, start, watch, judge (`halteres rl --help` lists them)."""
+    from halteres import process
+    from halteres.agent.faces.cli import tools_app
+
+    process.block_torch()
+    tools_app()(args=context.args, prog_name="halteres rl")
+
+
+def tools(
+    format: Annotated[
+        Literal["names", "openai", "mcp"],
+        typer.Option(help="names; openai: function definitions; mcp: as in tools/list."),
+    ] = "names",
+) -> None:
+    """Print the rl_* tools: their names, or their definitions as JSON."""
+    from halteres.agent.table import TOOLS
+
+    if format == "names":
+        typer.echo("\n".join(tool.name for tool in TOOLS))
+    elif format == "openai":
+        from halteres.agent.faces.openai import definitions
+
+        typer.echo(json.dumps(definitions(), ensure_ascii=False, indent=2))
+    else:
+        from halteres.agent.faces.mcp.server import described
+
+        typer.echo(json.dumps({"tools": [described(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2))
+
+
+def mcp(
+    http: Annotated[bool, typer.Option("--http", help="Streamable HTTP instead of standard input and output.")] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, with --http; 0 takes a free one.")
+    ] = 8765,
+) -> None:
+    """Serve the rl_* tools over MCP (`halteres install-agent` sets a host up to start this)."""
+    from halteres.agent.faces import mcp as face
+
+    face.require()
+    from halteres.agent.faces.mcp import server
+
+    server.begin()
+    if http:
+        from halteres.agent.faces.mcp.http import serve as serve_http
+
+        serve_http(port)
+    else:
+        from halteres.agent.faces.mcp.stdio import serve as serve_stdio
+
+        serve_stdio()
+
+
+def install_agent(
+    client: Annotated[Client, typer.Option(help="Which host; generic prints the block that most hosts take.")],
+    project: Annotated[
+        bool, typer.Option("--project", help="For this folder, with its `environments`, not for all you do.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take it all out again.")] = False,
+    plugin: Annotated[
+        bool, typer.Option("--plugin", help="Hermes: as its plugin, where both share an environment; not over MCP.")
+    ] = False,
+) -> None:
+    """Give an agent host the rl_* tools and the skills; what is there already stays, and no key is written."""
+    from halteres.agent.faces import mcp as face
+    from halteres.agent.hosts.hosts import HERMES_PLUGIN, HOSTS
+    from halteres.agent.hosts.install import Installation
+    from halteres.errors import UserError
+
+    if plugin and client != "hermes":
+        raise UserError("--plugin is for Hermes.", f"{HOSTS[client].title} takes the tools over MCP.", "Leave it out.")
+    host = HERMES_PLUGIN if plugin else HOSTS[client]
+    installation = Installation(host, Path.cwd() if project else None)
+    if remove:
+        _carry_out(host.title, installation.removing(), show=show)
+        return
+    if not plugin:
+        face.require()  # what the host would only find out when it starts the server
+    plan = installation.adding()
+    is_pasted = show or host.place(installation.project).settings is None
+    if is_pasted:
+        typer.echo(installation.shown().rstrip("\n"))
+    _carry_out(host.title, plan, show=show, to_stderr=is_pasted)
+    if not show:
+        then = f'{host.then(installation.project)}\nThen ask: "Train a model on arithmetic with the rl tools. '
+        typer.echo(f'Next: {then}What did it gain?"', err=is_pasted)
+        if installation.project:
+            note = "What was written names paths of this machine: elsewhere, run the same command again."
+            typer.echo(note, err=is_pasted)
+
+
+def _carry_out(title: str, plan: Plan, *, show: bool, to_stderr: bool = False) -> None:
+    """Do it, and say so: on stderr where standard output is for what is to be pasted."""
+    if not show:
+        plan.carry_out()
+    typer.echo(title, err=to_stderr)
+    for step in plan.steps:
+        why = f" ({step.kept})" if step.kept else ""
+        typer.echo(f"  {(_PLANNED if show else _DONE)[step.verb]:17} {step.what}{why}", err=to_stderr)
+        if step.backup:
+            typer.echo(f"  {'':17} as it was: {step.backup}", err=to_stderr)
+    if not plan.steps:
+        typer.echo("  nothing of ours is there", err=to_stderr)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Made if it is not there. Default: this one.")] = Path("."),
+) -> None:
+    """Lay out a workspace: AGENTS.md, an environment that works, .gitignore. What is there already stays."""
+    from halteres.agent.workspace import ENVIRONMENTS, lay_out
+
+    folder = folder.expanduser().absolute()
+    for laid in lay_out(folder):
+        typer.echo(f"  {laid.outcome:14} {laid.file}")
+    here = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    typer.echo(f"Next, an agent: {here}halteres install-agent --project --client claude  # or codex, cursor, gemini")
+    typer.echo(f"Or by hand: export HALTERES_ENVIRONMENTS={shlex.quote(str(folder / ENVIRONMENTS))}; halteres env list")
