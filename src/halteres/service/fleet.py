@@ -34,41 +34,34 @@ class EngineDied(ServerError):
 
 
 class Host(Protocol[E_co]):
-    """Keeps one engine alive."""
+    """Keeps one engine alive: `engine.process.EngineProcess`, or a test's engine in its own process."""
 
     restarts: int
 
     @property
     def state(self) -> str:
         """starting, ready, failed or stopped."""
-        ...
 
     @property
     def failure(self) -> HalteresError | None:
         """Why the engine last died."""
-        ...
 
     @property
     def engine(self) -> E_co:
         """The engine now running; NotReady if none was ever ready."""
-        ...
 
     @property
     def pid(self) -> int | None:
         """Of its process."""
-        ...
 
     async def start(self) -> None:
         """Start it and wait until it answers."""
-        ...
 
     async def stop(self) -> None:
         """End it."""
-        ...
 
     async def until(self, *states: Any, restarts: int = 0) -> None:
         """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +90,12 @@ class Fleet:
     def trouble(self) -> str:
         """Why not every request can be executed now; "" where it can."""
         if self.trainer.state != "ready":
-            return _not_ready("The trainer" if self.apart else "The engine", self.trainer)
-        if not self.samples:
-            return _not_ready("The sampler", self.samplers[0])
-        return ""
+            what, host = "The trainer" if self.apart else "The engine", self.trainer
+        elif not self.samples:
+            what, host = "The sampler", self.samplers[0]
+        else:
+            return ""
+        return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
 
     @property
     def samples(self) -> bool:
@@ -112,10 +107,6 @@ class Fleet:
         away, another."""
         able = [host for host in self.samplers if host.state == "ready"] or self.samplers
         return able[crc32(prompt, crc32((snapshot or "").encode())) % len(able)]
-
-
-def _not_ready(what: str, host: Host[Any]) -> str:
-    return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
 
 
 async def running(host: Host[E], *, restarts: int = 0) -> E:

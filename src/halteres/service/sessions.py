@@ -61,20 +61,11 @@ class Sessions:
         display_name: str | None = None,
     ) -> Session:
         """A new session."""
+        facts: dict[str, Any] = {"id": str(uuid.uuid4()), "tenant": tenant, "tags": tags}
+        facts |= {"user_metadata": user_metadata, "project_id": project_id, "display_name": display_name}
         now = steady_time()
-        session = Session(
-            id=str(uuid.uuid4()),
-            tenant=tenant,
-            tags=tags,
-            user_metadata=user_metadata,
-            project_id=project_id,
-            display_name=display_name,
-            created_at=now,
-            last_seen=now,
-        )
-        facts = ("id", "tenant", "tags", "user_metadata", "project_id", "display_name", "created_at")
-        await self._journal.added(SESSIONS, **{name: getattr(session, name) for name in facts})
-        self._known[session.id] = session
+        await self._journal.added(SESSIONS, **facts, created_at=now)
+        session = self._known[facts["id"]] = Session(**facts, created_at=now, last_seen=now)
         return session
 
     def find(self, session_id: str, tenant: Tenant) -> Session:

@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -22,10 +22,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import delete
 
-from halteres.engine.folders import copy_linked, put, recover, waiting
+from halteres.engine.folders import copy_linked, put, recover, size_of, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
-from halteres.service.checkpoints import added
 from halteres.service.checkpoints.paths import (
     KINDS,
     LOADABLE,
@@ -36,6 +35,7 @@ from halteres.service.checkpoints.paths import (
     end_of_life,
     parse,
 )
+from halteres.service.checkpoints.peft_folders import CARD, CONFIG, Card, read_card
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
@@ -44,18 +44,9 @@ from halteres.service.tenancy.tenants import Tenant
 LONGEST_RENAMED = 118
 """Characters of a name that leave room for a number behind it."""
 
-_COLUMNS = (
-    "tenant",
-    "public",
-    "request_id",
-    "version",
-    "size_bytes",
-    "base_model",
-    "user_metadata",
-    "created_at",
-    "expires_at",
-)
-"""Of the table `checkpoints`, those that are told as they are."""
+_COLUMNS = ("tenant", "public", "request_id", "version", "size_bytes", "base_model", "user_metadata")
+_COLUMNS += ("created_at", "expires_at")
+"""Of the table `checkpoints`, those that are fields of a checkpoint as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,46 +84,13 @@ class Checkpoint:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], state: Path) -> Checkpoint:
-        """The checkpoint that a row tells of; its folder may be gone."""
-        path = parse(row["path"])
-        lora = msgspec.convert(row["lora"], LoraConfig)
+        """The checkpoint of a row; its folder may be gone."""
+        path, lora = parse(row["path"]), msgspec.convert(row["lora"], LoraConfig)
         return cls(path=path, folder=path.folder(state), lora=lora, **{name: row[name] for name in _COLUMNS})
 
-    @classmethod
-    def of_folder(cls, path: TinkerPath, state: Path) -> Checkpoint | None:
-        """The checkpoint that a folder tells of, which no journal lists; None where it tells too little."""
-        found = added.read(path, state)
-        if found is None:
-            return None
-        return cls(
-            path=path,
-            folder=path.folder(state),
-            version=found.card.version,
-            size_bytes=found.size_bytes,
-            base_model=found.card.base_model,
-            lora=found.card.lora,
-            tenant=found.card.tenant,
-            created_at=found.created_at,
-        )
 
-
-def age(checkpoint: Checkpoint) -> float:
-    """By which the newest of several is found."""
+def _age(checkpoint: Checkpoint) -> float:
     return checkpoint.created_at
-
-
-def refuse_save(
-    allowances: Allowances, held: Sequence[Checkpoint], tenant: Tenant, path: TinkerPath, *, kept: bool
-) -> None:
-    """Raise LimitReached if a tenant, which holds these, has no room for a further checkpoint at `path`.
-
-    How large it will be is known from the last one of its training run: adapters do not grow. The first is saved where
-    there is room at all. One that takes another's place needs no room, unless that other one is `kept`.
-    """
-    sizes = {str(found.path): found.size_bytes for found in held}
-    alike = [one for one in held if (one.path.run, one.path.kind) == (path.run, path.kind)]
-    used = sum(sizes.values()) - (0 if kept else sizes.get(str(path), 0))
-    allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
 
 
 class NotOwner(UserError):
@@ -148,27 +106,36 @@ class Checkpoints:
         self._allowances = allowances or Allowances()
         self._journal, self._state, self._trash = journal, state, state / "trash"
         self._known: dict[str, Checkpoint] = {}
-        self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
+        self.on_removed: Callable[[str], None] = lambda _: None  # called with the tinker:// path, once the name is free
 
     async def open(self) -> None:
         """Know again what an earlier life of the service saved, and mend what its end left half done."""
-        await asyncio.to_thread(self._recover)
+
+        def mend() -> None:
+            for kind in KINDS:
+                for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
+                    recover(folder)
+            self._empty_trash()
+
+        await asyncio.to_thread(mend)
         for row in await self._journal.rows(CHECKPOINTS):
             if (checkpoint := Checkpoint.of_row(row, self._state)).folder.is_dir():
                 self._known[row["path"]] = checkpoint
         await self.look_again()
 
     async def look_again(self) -> None:
-        """Know those that were put here meanwhile (`halteres checkpoints add`)."""
-        for path in await asyncio.to_thread(lambda: list(added.put_here(self._state))):
-            if str(path) not in self._known:
-                self._take_in(path)
+        """Know those that were put here meanwhile (`halteres checkpoints add`): folders with a card that names them."""
 
-    def _recover(self) -> None:
-        for kind in KINDS:
-            for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
-                recover(folder)
-        self._empty_trash()
+        def cards() -> list[str]:
+            found: list[str] = []
+            for file in (self._state / "checkpoints").glob(f"*/*/*/{CARD}"):
+                with suppress(OSError, msgspec.MsgspecError):
+                    found.append(msgspec.json.decode(file.read_bytes(), type=Card).path)
+            return found
+
+        for path in await asyncio.to_thread(cards):
+            with suppress(InvalidData):
+                self.at(path)
 
     # Looking
 
@@ -180,16 +147,16 @@ class Checkpoints:
             for one in self._known.values()
             if run in (None, one.path.run) and tenant in (None, one.tenant) and not one.expired(now)
         )
-        return sorted(found, key=age)
+        return sorted(found, key=_age)
 
     def newest(self, run: str, kind: Kind = "weights") -> Checkpoint | None:
         """The last one saved of a training run."""
-        return max((found for found in self.all(run) if found.path.kind == kind), key=age, default=None)
+        return max((found for found in self.all(run) if found.path.kind == kind), key=_age, default=None)
 
     def newest_of_session(self, session_id: str, kind: Kind) -> Checkpoint | None:
         """The last one saved of any training run of a session."""
         found = (one for one in self.all() if one.path.kind == kind and one.path.run.startswith(f"{session_id}:"))
-        return max(found, key=age, default=None)
+        return max(found, key=_age, default=None)
 
     def find(self, path: str, tenant: Tenant) -> Checkpoint:
         """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one.
@@ -237,28 +204,37 @@ class Checkpoints:
         return next((one for one in self.all(tenant=tenant) if one.request_id == request_id), None)
 
     def at(self, path: str) -> Checkpoint | None:
-        """The checkpoint at a path, whoever asks; one that another service wrote, or that was put here, is known by
-        its folder.
+        """The checkpoint at a path, whoever asks.
+
+        Folders that no journal lists were copied here from another service's state, or put here while the service runs.
+        They belong to the tenant that `checkpoint.json` names, else to the one tenant of a service without keys.
 
         Raises:
             InvalidData: no tinker:// path.
         """
-        found = self._known.get(path) or self._take_in(parse(path))
+        found = self._known.get(path)
+        if found is None:
+            parsed = parse(path)
+            folder, same = parsed.folder(self._state), self._known.get(str(parsed))
+            if same or any(known.folder == folder for known in self._known.values()):
+                found = same  # two paths may mean one folder; the first one has it
+            elif (card := read_card(parsed, folder)) is not None:
+                found = self._known[str(parsed)] = Checkpoint(
+                    path=parsed,
+                    folder=folder,
+                    version=card.version,
+                    size_bytes=size_of(folder),
+                    base_model=card.base_model,
+                    lora=card.lora,
+                    tenant=card.tenant,
+                    created_at=(folder / CONFIG).stat().st_mtime,
+                )
         return found if found and not found.expired(time.time()) and found.folder.is_dir() else None
-
-    def _take_in(self, path: TinkerPath) -> Checkpoint | None:
-        folder = path.folder(self._state)
-        if any(known.folder == folder for known in self._known.values()):
-            return self._known.get(str(path))  # two paths may mean one folder; the first one has it
-        found = Checkpoint.of_folder(path, self._state)
-        if found is not None:
-            self._known[str(path)] = found
-        return found
 
     def _missing(self, path: str, tenant: Tenant) -> NotFound:
         """Another training run's weights are no answer, however alike their paths are."""
         known = {str(found.path): found for found in self.all(parse(path).run, tenant)}
-        guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
+        guess, newest = nearest(path, known), max(known.values(), key=_age, default=None)
         other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
         why = f"Did you mean {guess}?" if guess else other
         return NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
@@ -296,7 +272,13 @@ class Checkpoints:
         replaced = known is None or overwrite or known.request_id == request_id
         if known is not None and known.folder.exists() and not (replaced or known.can_be_renamed(tenant)):
             raise _taken(path)
-        refuse_save(self._allowances, self.all(tenant=tenant), tenant, path, kept=not replaced)
+        # How large it will be is known from the last one of its training run: adapters do not grow. The first is saved
+        # where there is room at all. One that takes another's place needs no room, unless that other one is kept.
+        held = self.all(tenant=tenant)
+        sizes = {str(found.path): found.size_bytes for found in held}
+        alike = [one for one in held if (one.path.run, one.path.kind) == (run, kind)]
+        used = sum(sizes.values()) - (sizes.get(str(path), 0) if replaced else 0)
+        self._allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
         return path
 
     def folder(self, path: TinkerPath) -> Path:
@@ -325,20 +307,16 @@ class Checkpoints:
         alike = [one for one in self.all(path.run) if one.path.kind == path.kind and one is not older]
         kept = next((one for one in alike if one.request_id == older.request_id), None)
         if kept is None:
-            renamed = self._numbered(older, alike)
-            kept = replace(older, path=renamed, folder=renamed.folder(self._state))
+            prefix = f"{path.name}."
+            earlier = [one.path.name.partition(prefix) for one in alike if _age(one) < _age(older)]
+            last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
+            numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
+            free = next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
+            kept = replace(older, path=free, folder=self.folder(free))
             await self._journal.added(CHECKPOINTS, **kept.row)
             await asyncio.to_thread(copy_linked, older.folder, kept.folder)
-            self._known[str(renamed)] = kept
+            self._known[str(free)] = kept
         return kept
-
-    def _numbered(self, older: Checkpoint, alike: list[Checkpoint]) -> TinkerPath:
-        """The first free number behind those of weights that were saved earlier."""
-        path, prefix = older.path, f"{older.path.name}."
-        earlier = [one.path.name.partition(prefix) for one in alike if age(one) < age(older)]
-        last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
-        numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
-        return next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
 
     async def add(
         self,
@@ -377,18 +355,16 @@ class Checkpoints:
             expires_at=end_of_life(ttl_s, now),
             user_metadata=user_metadata or {},
         )
-        await self._record(checkpoint)
-        return checkpoint
+        return await self._record(checkpoint)
 
     async def change(self, checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
         """Let facts of a checkpoint that was just found be others: `public`, `expires_at`."""
-        changed = replace(checkpoint, **facts)
-        await self._record(changed)
-        return changed
+        return await self._record(replace(checkpoint, **facts))
 
-    async def _record(self, checkpoint: Checkpoint) -> None:
+    async def _record(self, checkpoint: Checkpoint) -> Checkpoint:
         self._known[str(checkpoint.path)] = checkpoint
         await self._journal.added(CHECKPOINTS, **checkpoint.row)
+        return checkpoint
 
     # Going
 

@@ -22,8 +22,8 @@ from halteres.engine.folders import copy_linked, size_of
 from halteres.engine.protocol import Saved
 from halteres.errors import Conflict, InvalidData
 from halteres.service.answers import answer, body_of, page_of, timestamp
-from halteres.service.checkpoints.added import CARD
 from halteres.service.checkpoints.paths import LOADABLE, TinkerPath, checked_ttl, end_of_life, refuse_token
+from halteres.service.checkpoints.peft_folders import CARD
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.models import Model, model_id_of, record
 from halteres.service.service import Service

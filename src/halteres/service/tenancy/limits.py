@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -85,20 +85,11 @@ class Limits:
             why = f"{size_text(most)} are the limit."
             raise overloaded(f"{size_text(size)} of your requests wait for their turn.", why, 1)
 
-    def check_samplers(self, alive: int) -> None:
-        """Raise LimitReached if no further sampling session can be made beside those alive."""
-        remedy = "Use one again: the same weights need no second one; close clients that are done"
-        _check_alive("sampling sessions", alive, self.samplers, f"{remedy} (ServiceClient.close()).")
-
-    def check_sessions(self, alive: int) -> None:
-        """Raise LimitReached if no further session can begin beside those alive."""
-        remedy = "Close clients that are done (ServiceClient.close()); silent ones count no more after a while."
-        _check_alive("sessions", alive, self.sessions, remedy)
-
-    def check_models(self, alive: int) -> None:
-        """Raise LimitReached if no further training run can begin beside those alive."""
-        remedy = "Close clients that are done (ServiceClient.close()), or ask the operator for more."
-        _check_alive("training runs", alive, self.models, remedy)
+    def check_alive(self, kind: Literal["sessions", "samplers", "models"], alive: int) -> None:
+        """Raise LimitReached if no further one can be made beside those alive."""
+        if alive >= (most := getattr(self, kind)):
+            what, remedy = _ALIVE[kind]
+            raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
@@ -126,9 +117,21 @@ class Limits:
         )
 
 
-def _check_alive(what: str, alive: int, most: int, remedy: str) -> None:
-    if alive >= most:
-        raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
+_ALIVE = {
+    "sessions": (
+        "sessions",
+        "Close clients that are done (ServiceClient.close()); silent ones count no more after a while.",
+    ),
+    "samplers": (
+        "sampling sessions",
+        "Use one again: the same weights need no second one; close clients that are done (ServiceClient.close()).",
+    ),
+    "models": (
+        "training runs",
+        "Close clients that are done (ServiceClient.close()), or ask the operator for more.",
+    ),
+}
+"""What they are called, and what to do where there are too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,24 +172,24 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     """The limits in a state directory's file, and what the command line says of the default ones."""
-    given = _read(state / FILE)
-    default = _changed(Limits(), {**_part(given, "default"), **dict(map(_named, options))})
-    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
-    if strange := set(given) - {"default", "tenants"}:
-        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
-    return Allowances(default=default, tenants=tenants)
-
-
-def _read(file: Path) -> dict[str, Any]:
+    file = state / FILE
     try:
         given = yaml.safe_load(file.read_text()) or {}
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        given = {}
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
     if not isinstance(given, dict):
         raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
-    return given
+    for option in options:
+        if "=" not in option:
+            raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
+    named = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
+    default = _changed(Limits(), {**_part(given, "default"), **named})
+    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
+    if strange := set(given) - {"default", "tenants"}:
+        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
+    return Allowances(default=default, tenants=tenants)
 
 
 def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -196,24 +199,15 @@ def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _named(option: str) -> tuple[str, str]:
-    name, equals, value = option.partition("=")
-    if not equals:
-        raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
-    return name.strip(), value
-
-
 def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
     known = {one.name: float if one.name == "requests_per_s" else int for one in fields(Limits)}
-    for name in given:
+    numbers: dict[str, Any] = {}
+    for name, value in given.items():
         if name not in known:
             raise unknown(InvalidConfig, "limit", str(name), known)
-    return replace(limits, **{name: known[name](_number(name, value)) for name, value in given.items()})
-
-
-def _number(name: str, value: object) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
-    number = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if isinstance(value, bool) or number <= 0:
-        raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
-    return number
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
+        number = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        if isinstance(value, bool) or number <= 0:
+            raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
+        numbers[name] = known[name](number)
+    return replace(limits, **numbers)

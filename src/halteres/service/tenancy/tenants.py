@@ -20,8 +20,6 @@ NOBODY: Tenant = ""
 SCOPE_KEY = "halteres.tenant"
 """Where the check of keys leaves the tenant in a request's ASGI scope."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
-
 
 def tenant_of(request: Request) -> Tenant:
     """Whom a request comes from."""
@@ -30,7 +28,7 @@ def tenant_of(request: Request) -> Tenant:
 
 def checked_name(name: str) -> Tenant:
     """The name of a tenant or a key."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}", name):
         raise InvalidConfig(
             f"'{name}' cannot name a tenant or a key.",
             "It may have letters, digits and . _ @ + -, up to 64, and begins with a letter, a digit or _.",
