@@ -103,10 +103,7 @@ CHECKPOINTS = Table(
 )
 
 BURNT = Table(
-    "burnt",
-    SCHEMA,
-    Column("model_id", String, primary_key=True),
-    Column("seq", BigInteger, primary_key=True),
+    "burnt", SCHEMA, Column("model_id", String, primary_key=True), Column("seq", BigInteger, primary_key=True)
 )
 
 CUSTOM_LOSSES = Table(

@@ -126,10 +126,7 @@ _ALIVE = {
         "sampling sessions",
         "Use one again: the same weights need no second one; close clients that are done (ServiceClient.close()).",
     ),
-    "models": (
-        "training runs",
-        "Close clients that are done (ServiceClient.close()), or ask the operator for more.",
-    ),
+    "models": ("training runs", "Close clients that are done (ServiceClient.close()), or ask the operator for more."),
 }
 """What they are called, and what to do where there are too many."""
 
