@@ -42,11 +42,8 @@ MAX_FRAME_BYTES = 2**31
 CALL_DEADLINE_S = 3600.0
 """No single engine call takes longer. An engine that hangs is noticed sooner: `process` asks it for signs of life."""
 
-CANCEL = "cancel"
-"""The operation of a frame that gives up the call of its number."""
-
-CANCELLABLE = ("sample", "stream")
-"""Calls that end when their caller goes away."""
+CANCEL = "cancel"  # the operation of a frame that gives up the call of its number
+CANCELLABLE = ("sample", "stream")  # calls that end when their caller goes away
 
 log = logging.getLogger(__name__)
 

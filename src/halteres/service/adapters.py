@@ -36,14 +36,9 @@ from halteres.service.wire.training import PASSES, PassRequest, Request, read_re
 
 T = TypeVar("T")
 
-MAX_LOSSES = 1000
-"""Custom losses of one session; the SDK makes each of them once."""
-
-ADAM = ("adamw", "adam")
-"""The optimiser's names; both mean decoupled decay."""
-
-POINT_SHARE = 20
-"""A restore point is taken only after so many times its own cost."""
+MAX_LOSSES = 1000  # custom losses of one session; the SDK makes each of them once
+ADAM = ("adamw", "adam")  # the optimiser's names; both mean decoupled decay
+POINT_SHARE = 20  # A restore point is taken only after so many times its own cost
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +74,7 @@ class CustomLosses:
             raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
         loss = checked(graph, inputs)
         facts = {"id": loss_id, "session_id": session_id, "seq": seq, "name": name, "created_at": time.time()}
-        await self._journal.added(CUSTOM_LOSSES, **facts, loss=msgspec.to_builtins(loss))
+        await self._journal.put(CUSTOM_LOSSES, **facts, loss=msgspec.to_builtins(loss))
         self._add(session_id, loss_id, loss)
         return loss_id
 

@@ -16,20 +16,11 @@ from halteres.main_memory import main_memory
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, stored_models
 from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers, read_shape
 
-LONGEST_PATH = 4096
-"""Characters; every part of one is looked up on disk."""
-
-NUMBER = 4
-"""Bytes of a number; adapters are fp32."""
-
-SHARE = 4
-"""The default budget is one part in so many of the memory that the base model leaves free."""
-
-LEAST = 1 << 29
-"""Bytes of the default budget where little is free, or nobody knows how much."""
-
-UNKNOWN = 32
-"""Adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read."""
+LONGEST_PATH = 4096  # characters; every part of one is looked up on disk
+NUMBER = 4  # bytes of a number; adapters are fp32
+SHARE = 4  # the default budget is one part in so many of the memory that the base model leaves free
+LEAST = 1 << 29  # bytes of the default budget where little is free, or nobody knows how much
+UNKNOWN = 32  # adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,7 @@ MAX_RECIPIENTS = 10
 
 SUFFIX = ".age"
 
-MAX_SHOWN = 24
-"""Characters of a recipient that a message repeats."""
+MAX_SHOWN = 24  # characters of a recipient that a message repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

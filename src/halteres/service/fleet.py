@@ -20,11 +20,8 @@ T = TypeVar("T")
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
-READY_S = 900.0
-"""How long a request waits for an engine that is starting."""
-
-MAX_DEATHS = 3
-"""Engines that may die under one request before it is held to be the cause, and fails."""
+READY_S = 900.0  # how long a request waits for an engine that is starting
+MAX_DEATHS = 3  # engines that may die under one request before it is held to be the cause, and fails
 
 
 class EngineDied(ServerError):

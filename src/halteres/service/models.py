@@ -26,14 +26,12 @@ from halteres.service.durable.tables import MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.training import Request
 
-MAX_WAITING = 4096
-"""Requests of one model that may wait for an earlier one."""
+MAX_WAITING = 4096  # requests of one model that may wait for an earlier one
 
 GAP_S = 900.0
 """How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
 
-EVERY_SEQ = 2**63 - 1
-"""Above every request's number."""
+EVERY_SEQ = 2**63 - 1  # above every request's number
 
 AGAIN = "Make a new training client, from a checkpoint if there is one."
 
@@ -223,12 +221,14 @@ class Models:
             point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
             known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
-            placement = Placement(point=point, forgotten=covered == EVERY_SEQ)
-            queue = RequestQueue(self._futures, self._tasks, self._work, next_seq)
+            placement, queue = Placement(point=point, forgotten=covered == EVERY_SEQ), self._queue(next_seq)
             self._enter(Model(**row, lora=lora, queue=queue, last_request_at=steady_time(), placement=placement))
         for run, seq in await self._journal.burnt():
             if run in self._known:
                 self._known[run].queue.burn(seq)
+
+    def _queue(self, next_seq: int = 0) -> RequestQueue:
+        return RequestQueue(self._futures, self._tasks, self._work, next_seq)
 
     def _enter(self, model: Model) -> None:
         self._known[model.id] = model
@@ -261,17 +261,9 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            now = steady_time()
-            model = Model(
-                id=model_id,
-                session_id=session_id,
-                tenant=tenant,
-                base_model=base_model,
-                queue=RequestQueue(self._futures, self._tasks, self._work),
-                user_metadata=user_metadata,
-                created_at=now,
-                last_request_at=now,
-            )
+            facts = {"id": model_id, "session_id": session_id, "tenant": tenant, "base_model": base_model}
+            now, queue = steady_time(), self._queue()
+            model = Model(**facts, queue=queue, user_metadata=user_metadata, created_at=now, last_request_at=now)
             await record(self._journal, model)
             if model_id not in self._known:  # a repetition may have been faster
                 self._enter(model)
@@ -287,11 +279,8 @@ class Models:
 
 async def record(journal: Journal, model: Model) -> None:
     """Write down what is known of a training run."""
-    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at")
-    values = {name: getattr(model, name) for name in facts}
-    point, settled = model.placement.point, model.queue.settled
-    lora = msgspec.to_builtins(model.lora)
-    await journal.added(MODELS, **values, lora=lora, point=point, covered=point, settled=settled)
+    point, lora = model.placement.point, msgspec.to_builtins(model.lora)
+    await journal.put(MODELS, model, lora=lora, point=point, covered=point, settled=model.queue.settled)
 
 
 async def record_point(journal: Journal, model: Model, seq: int | None) -> None:

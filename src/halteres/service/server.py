@@ -43,11 +43,8 @@ from halteres.service.tenancy.keys import Keys
 KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
 
-DRAIN_S = 2
-"""How long answers under way may take after the end was asked for."""
-
-EVERY_S = 60.0
-"""The same warning is written so often at most."""
+DRAIN_S = 2  # how long answers under way may take after the end was asked for
+EVERY_S = 60.0  # the same warning is written so often at most
 
 log = logging.getLogger(__name__)
 

@@ -40,11 +40,8 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
 
-FULL_KEEP_S = 60.0
-"""How long a settled request may be asked for again of a journal that has grown too large."""
-
-GENERATE = "generate"
-"""Inference answered on its own connection, which ended with the earlier life."""
+FULL_KEEP_S = 60.0  # how long a settled request may be asked for again of a journal that has grown too large
+GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 
 log = logging.getLogger(__name__)
 

@@ -61,11 +61,19 @@ class Sessions:
         display_name: str | None = None,
     ) -> Session:
         """A new session."""
-        facts: dict[str, Any] = {"id": str(uuid.uuid4()), "tenant": tenant, "tags": tags}
-        facts |= {"user_metadata": user_metadata, "project_id": project_id, "display_name": display_name}
         now = steady_time()
-        await self._journal.added(SESSIONS, **facts, created_at=now)
-        session = self._known[facts["id"]] = Session(**facts, created_at=now, last_seen=now)
+        session = Session(
+            id=str(uuid.uuid4()),
+            tenant=tenant,
+            tags=tags,
+            user_metadata=user_metadata,
+            project_id=project_id,
+            display_name=display_name,
+            created_at=now,
+            last_seen=now,
+        )
+        await self._journal.put(SESSIONS, session)
+        self._known[session.id] = session
         return session
 
     def find(self, session_id: str, tenant: Tenant) -> Session:

@@ -14,6 +14,8 @@ A test holds, fails, slows and counts its calls:
     engine.calls["sample"], engine.under_way["sample"]
 """
 
+# ruff: noqa: D102 - `Engine` says what each call does
+
 from __future__ import annotations
 
 import asyncio
@@ -221,12 +223,10 @@ class ScriptedEngine:
     # The protocol
 
     async def info(self) -> ModelInfo:
-        """See `Engine`."""
         async with self._inside("info"):
             return self._info
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
-        """See `Engine`."""
         async with self._inside("create_adapter", adapter):
             if adapter in self._adapters:
                 raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
@@ -236,7 +236,6 @@ class ScriptedEngine:
     async def forward_backward(
         self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
-        """See `Engine`."""
         async with self._inside("forward_backward", adapter):
             found = self._adapter(adapter)
             settings = check_pass(data, loss, self._info)
@@ -250,7 +249,6 @@ class ScriptedEngine:
             return PassResult(logprobs=arrays, metrics={"loss:sum": total})
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
-        """See `Engine`."""
         async with self._inside("optim_step", adapter):
             found = self._adapter(adapter)
             check_adam(adam)
@@ -266,31 +264,26 @@ class ScriptedEngine:
             return StepResult(version=found.weights.version, metrics=metrics)
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
-        """See `Engine`."""
         async with self._inside("save", adapter):
             return self._adapter(adapter).weights.write(Path(folder), optimizer, self._info.name, self._hidden_size)
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
-        """See `Engine`."""
         async with self._inside("load", adapter):
             weights = Weights.read(Path(folder), optimizer)
             self._adapters[adapter] = Adapter(weights=weights)
             return StepResult(version=weights.version, metrics={})
 
     async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
-        """See `Engine`."""
         async with self._inside("snapshot", adapter):
             self._snapshots[snapshot] = self._adapter(adapter).weights
             return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """See `Engine`."""
         async with self._inside("save_snapshot"):
             saved = self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
             return msgspec.structs.replace(saved, sha256=digest(Path(folder)))
 
     async def hold(self, name: str, source: protocol.Weights) -> int:
-        """See `Engine`."""
         async with self._inside("hold"):
             if source.folder is None:
                 self._snapshots[name] = self._snapshot(source.name)
@@ -307,7 +300,6 @@ class ScriptedEngine:
         params: SamplingParams,
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> SampleResult:
-        """See `Engine`."""
         async with self._inside("sample"):
             return self._request(snapshot, prompt, num_samples, params, wanted).result()
 
@@ -319,7 +311,6 @@ class ScriptedEngine:
         params: SamplingParams,
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """See `Engine`."""
         async with self._inside("stream"):
             check_streamed(wanted)
             for piece in self._request(snapshot, prompt, num_samples, params, wanted).pieces():
@@ -329,21 +320,18 @@ class ScriptedEngine:
                 yield piece
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
-        """See `Engine`: here it is the base model as it is, since there is nothing to merge."""
         async with self._inside("merge"):
             version = Weights.read(Path(folder), optimizer=False).version
-            with written(Path(into)) as place:
+            with written(Path(into)) as place:  # the base model as it is: there is nothing to merge
                 shutil.copytree(self._info.folder, place, dirs_exist_ok=True)
             return Saved(folder=into, size_bytes=size_of(Path(into)), version=version)
 
     async def drop(self, name: str) -> None:
-        """See `Engine`."""
         async with self._inside("drop", name):
             self._adapters.pop(name, None)
             self._snapshots.pop(name, None)
 
     async def close(self) -> None:
-        """See `Engine`."""
         self._closed.set()
         self.release_all()
 

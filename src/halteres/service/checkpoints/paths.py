@@ -20,8 +20,7 @@ LOADABLE: tuple[Kind, ...] = ("weights", "sampler_weights")
 """What this service trains from and samples; external weights are files for others, perhaps encrypted."""
 
 SHORTEST_S = 3600
-LONGEST_S = 10 * 366 * 24 * 3600
-"""Ten years, however many of them are leap years."""
+LONGEST_S = 10 * 366 * 24 * 3600  # ten years, however many of them are leap years
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")

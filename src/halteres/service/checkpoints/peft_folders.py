@@ -30,17 +30,10 @@ from halteres.service.tenancy.tenants import checked_name as checked_tenant
 
 CONFIG, WEIGHTS, STATE, CARD = "adapter_config.json", "adapter_model.safetensors", "state.json", "checkpoint.json"
 
-FILES = (CONFIG, WEIGHTS)
-"""An adapter as PEFT knows it."""
-
-RESUMABLE = (STATE, "optimizer.safetensors")
-"""What our own checkpoints have beside the adapter."""
-
-ADDED_RUN = "added"
-"""The training run that adapters of others are named under, unless another is."""
-
-MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+FILES = (CONFIG, WEIGHTS)  # an adapter as PEFT knows it
+RESUMABLE = (STATE, "optimizer.safetensors")  # what our own checkpoints have beside the adapter
+ADDED_RUN = "added"  # the training run that adapters of others are named under, unless another is
+MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 
 _HEAD, _TINKER_HEAD = "base_model.model.lm_head.", "base_model.model.model.unembed_tokens."
 
@@ -159,21 +152,13 @@ def has_own_head(base: Path) -> bool:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """The names in a safetensors file.
-
-    Raises:
-        InvalidData: it is none.
-    """
+    """The names in a safetensors file; InvalidData where it is none."""
     with file.open("rb") as stream:
         return set(_header(stream, file)) - {"__metadata__"}
 
 
 def rename_tensors(source: Path, target: Path, renamed: Callable[[str], str]) -> None:
-    """Copy a safetensors file with every tensor under its new name.
-
-    Raises:
-        InvalidData: `source` is none.
-    """
+    """Copy a safetensors file with every tensor under its new name."""
     with source.open("rb") as reading, target.open("wb") as writing:
         header = _header(reading, source)
         facts = {name if name == "__metadata__" else renamed(name): facts for name, facts in header.items()}

@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -25,28 +25,14 @@ from sqlalchemy import delete
 from halteres.engine.folders import copy_linked, put, recover, size_of, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
-from halteres.service.checkpoints.paths import (
-    KINDS,
-    LOADABLE,
-    Kind,
-    TinkerPath,
-    checked_name,
-    checked_ttl,
-    end_of_life,
-    parse,
-)
+from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, checked_ttl, parse
 from halteres.service.checkpoints.peft_folders import CARD, CONFIG, Card, read_card
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 
-LONGEST_RENAMED = 118
-"""Characters of a name that leave room for a number behind it."""
-
-_COLUMNS = ("tenant", "public", "request_id", "version", "size_bytes", "base_model", "user_metadata")
-_COLUMNS += ("created_at", "expires_at")
-"""Of the table `checkpoints`, those that are fields of a checkpoint as they are."""
+LONGEST_RENAMED = 118  # characters of a name that leave room for a number behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +61,6 @@ class Checkpoint:
         saved it. Others' weights, publications and exports stay where they are."""
         own = self.tenant == tenant and self.request_id is not None
         return own and not self.public and self.path.kind in LOADABLE and len(self.path.name) <= LONGEST_RENAMED
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Of the table `checkpoints`."""
-        facts = {name: getattr(self, name) for name in _COLUMNS}
-        return {**facts, "path": str(self.path), "model_id": self.path.run, "lora": msgspec.to_builtins(self.lora)}
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any], state: Path) -> Checkpoint:
-        """The checkpoint of a row; its folder may be gone."""
-        path, lora = parse(row["path"]), msgspec.convert(row["lora"], LoraConfig)
-        return cls(path=path, folder=path.folder(state), lora=lora, **{name: row[name] for name in _COLUMNS})
 
 
 def _age(checkpoint: Checkpoint) -> float:
@@ -119,8 +93,10 @@ class Checkpoints:
 
         await asyncio.to_thread(mend)
         for row in await self._journal.rows(CHECKPOINTS):
-            if (checkpoint := Checkpoint.of_row(row, self._state)).folder.is_dir():
-                self._known[row["path"]] = checkpoint
+            path, lora = parse(row.pop("path")), msgspec.convert(row.pop("lora"), LoraConfig)
+            del row["model_id"]  # it is in the path
+            if (folder := self.folder(path)).is_dir():
+                self._known[str(path)] = Checkpoint(path=path, folder=folder, lora=lora, **row)
         await self.look_again()
 
     async def look_again(self) -> None:
@@ -159,12 +135,7 @@ class Checkpoints:
         return max(found, key=_age, default=None)
 
     def find(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one.
-
-        Raises:
-            NotFound: there is none; the message names what exists.
-            InvalidData: it is an export, which this service reads no more.
-        """
+        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one; never an export."""
         found = self.readable(path, tenant)
         if found.path.kind not in LOADABLE:
             raise InvalidData(
@@ -175,28 +146,23 @@ class Checkpoints:
         return found
 
     def readable(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The checkpoint of any kind at a path: the tenant's own, or a public one.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """The checkpoint of any kind at a path: the tenant's own, or a public one. NotFound where there is none."""
         found = self.at(path)
         if found is None or not (found.public or found.tenant == tenant):
-            raise self._missing(path, tenant)
+            # Another training run's weights are no answer, however alike their paths are.
+            known = {str(one.path): one for one in self.all(parse(path).run, tenant)}
+            guess, newest = nearest(path, known), max(known.values(), key=_age, default=None)
+            other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
+            why = f"Did you mean {guess}?" if guess else other
+            raise NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
         return found
 
     def owned(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The tenant's own checkpoint at a path.
-
-        Raises:
-            NotFound: it has none there.
-            NotOwner: a public one of another tenant's is there.
-        """
+        """The tenant's own checkpoint at a path; NotOwner where there is a public one of another tenant's."""
         found = self.readable(path, tenant)
         if found.tenant != tenant:
-            raise NotOwner(
-                f"{path} is another tenant's.", "It is public, and only its owner may change it.", "Copy it instead."
-            )
+            why = "It is public, and only its owner may change it."
+            raise NotOwner(f"{path} is another tenant's.", why, "Copy it instead.")
         return found
 
     def outcome_of(self, request_id: str, tenant: Tenant) -> Checkpoint | None:
@@ -208,9 +174,6 @@ class Checkpoints:
 
         Folders that no journal lists were copied here from another service's state, or put here while the service runs.
         They belong to the tenant that `checkpoint.json` names, else to the one tenant of a service without keys.
-
-        Raises:
-            InvalidData: no tinker:// path.
         """
         found = self._known.get(path)
         if found is None:
@@ -230,14 +193,6 @@ class Checkpoints:
                     created_at=(folder / CONFIG).stat().st_mtime,
                 )
         return found if found and not found.expired(time.time()) and found.folder.is_dir() else None
-
-    def _missing(self, path: str, tenant: Tenant) -> NotFound:
-        """Another training run's weights are no answer, however alike their paths are."""
-        known = {str(found.path): found for found in self.all(parse(path).run, tenant)}
-        guess, newest = nearest(path, known), max(known.values(), key=_age, default=None)
-        other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
-        why = f"Did you mean {guess}?" if guess else other
-        return NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
 
     # Saving
 
@@ -259,7 +214,6 @@ class Checkpoints:
             request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
 
         Raises:
-            InvalidData: no usable name, or a time to live that is out of range.
             Conflict: the name is taken, by weights that `keep` gives no other name.
             LimitReached: the tenant has no room for it.
         """
@@ -293,11 +247,7 @@ class Checkpoints:
         """Give what is at a path a second path, NAME.1, NAME.2, … in the order of saving; None where nothing is.
 
         Its row comes before its folder, so that whatever a crash interrupts is done again under the same name; and
-        what has its second path already gets no third.
-
-        Raises:
-            Conflict: it must stay where it is: since `place` it was published, or is another's.
-            ServerError: the files cannot be linked or copied; it is where it was.
+        what has its second path already gets no third. Conflict where it must stay: since `place` it was published.
         """
         older = self._known.get(str(path))
         if older is None or not older.folder.is_dir():
@@ -313,7 +263,7 @@ class Checkpoints:
             numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
             free = next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
             kept = replace(older, path=free, folder=self.folder(free))
-            await self._journal.added(CHECKPOINTS, **kept.row)
+            await self._write_down(kept)
             await asyncio.to_thread(copy_linked, older.folder, kept.folder)
             self._known[str(free)] = kept
         return kept
@@ -331,12 +281,7 @@ class Checkpoints:
         request_id: str | None = None,
     ) -> Checkpoint:
         """Remember a folder that was written, in its place or beside it; it takes its place, and whatever was known of
-        its path before is forgotten.
-
-        Raises:
-            NotFound: somebody deleted it meanwhile.
-            ServerError: its place cannot be written.
-        """
+        its path before is forgotten. NotFound where somebody deleted it meanwhile."""
         folder, now = path.folder(self._state), time.time()
         if not Path(saved.folder).is_dir():
             raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
@@ -352,7 +297,7 @@ class Checkpoints:
             tenant=tenant,
             request_id=request_id,
             created_at=now,
-            expires_at=end_of_life(ttl_s, now),
+            expires_at=None if ttl_s is None else now + ttl_s,
             user_metadata=user_metadata or {},
         )
         return await self._record(checkpoint)
@@ -363,22 +308,20 @@ class Checkpoints:
 
     async def _record(self, checkpoint: Checkpoint) -> Checkpoint:
         self._known[str(checkpoint.path)] = checkpoint
-        await self._journal.added(CHECKPOINTS, **checkpoint.row)
+        await self._write_down(checkpoint)
         return checkpoint
+
+    async def _write_down(self, checkpoint: Checkpoint) -> None:
+        path, lora = checkpoint.path, msgspec.to_builtins(checkpoint.lora)
+        await self._journal.put(CHECKPOINTS, checkpoint, path=str(path), model_id=path.run, lora=lora)
 
     # Going
 
     async def remove(self, checkpoint: Checkpoint) -> None:
-        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering.
-
-        Raises:
-            ServerError: its folder cannot be moved.
-        """
-        path = str(checkpoint.path)
+        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering."""
         self._discard(checkpoint)
-        await self._journal.transact(
-            lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
-        )
+        statement = delete(CHECKPOINTS).where(CHECKPOINTS.c.path == str(checkpoint.path))
+        await self._journal.transact(lambda connection: connection.execute(statement))
         await asyncio.to_thread(self._empty_trash)
 
     async def expire(self, now: float) -> int:
@@ -401,8 +344,7 @@ class Checkpoints:
         self.on_removed(str(checkpoint.path))
 
     def _empty_trash(self) -> None:
-        """What cannot be removed now is removed the next time."""
-        for folder in self._trash.glob("*"):
+        for folder in self._trash.glob("*"):  # what cannot be removed now is removed the next time
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -28,11 +28,8 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.bodies import CreateCustomLoss, read
 from halteres.service.wire.codec import JSON, PROTOBUF
 
-POLL_S = 30.0
-"""How long a poll is held; the SDK gives up after 45 s."""
-
-KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20
-"""How long settled outcomes stay in memory, and how much of it they may take."""
+POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
+KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
 
 SAMPLE = "sample"
 """The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
@@ -308,8 +305,7 @@ async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> O
         return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
 
 
-CLONE = 10**9
-"""Sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this."""
+CLONE = 10**9  # sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
 
 
 def cursor_of(settled_at: float) -> int:

@@ -29,14 +29,12 @@ from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")
 
-Drawn = Mapping[str, int | list[int]]
-"""What the service drew by lot for a request."""
+Drawn = Mapping[str, int | list[int]]  # what the service drew by lot for a request
 
 State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 """A request that was refused never reached its turn; all others that have ended were executed."""
 
-RETRY_S = 1.0
-"""Between two attempts to record what has ended."""
+RETRY_S = 1.0  # between two attempts to record what has ended
 
 log = logging.getLogger(__name__)
 
@@ -173,9 +171,13 @@ class Journal:
         """As `transact`, for records nobody waits for; a failure is logged."""
         self._submit(run).add_done_callback(_log_failure)
 
-    async def added(self, table: Table, **values: Any) -> None:
-        """Insert or replace a row."""
-        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
+    async def put(self, table: Table, item: object = None, **values: Any) -> None:
+        """Insert or replace a row: the values, and for all other columns the attributes of `item`."""
+        row = {
+            name: values[name] if name in values else getattr(item, name)
+            for name in (column.name for column in table.columns)
+        }
+        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), row))
 
     async def rows(self, table: Table) -> list[dict[str, Any]]:
         """Every row of a table, oldest first."""
@@ -186,9 +188,9 @@ class Journal:
 
     async def accept(self, entry: Entry) -> str:
         """Record a request; returns the id of the row under its key, which is older if the key was used before."""
-        values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
 
         def accept(connection: Connection) -> str:
+            values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
             if connection.execute(_ACCEPT, {**values, "accepted_at": steady_time(), "state": "accepted"}).rowcount:
                 return entry.id
             return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
@@ -278,7 +280,7 @@ class Journal:
 
     async def burn(self, model_id: str, seq: int) -> None:
         """Record that a refused request used up this number."""
-        await self.added(BURNT, model_id=model_id, seq=seq)
+        await self.put(BURNT, model_id=model_id, seq=seq)
 
     async def burnt(self) -> list[tuple[str, int]]:
         """Every number that a refused request used up, with its training run."""

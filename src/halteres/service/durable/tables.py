@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, LargeBinary, MetaData, String, Table
 
-LAYOUT = 2
-"""Written into the file (PRAGMA user_version); a journal of another layout is refused."""
+LAYOUT = 2  # written into the file (PRAGMA user_version); a journal of another layout is refused
 
 SCHEMA = MetaData()
 

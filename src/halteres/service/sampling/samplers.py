@@ -20,8 +20,7 @@ from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshot
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant
 
-KEPT_VERSIONS = MOST_PINNED + 1
-"""Weights of a run that can be asked for by their policy version."""
+KEPT_VERSIONS = MOST_PINNED + 1  # weights of a run that can be asked for by their policy version
 
 
 @dataclass(slots=True)
@@ -140,20 +139,20 @@ class Samplers:
         model_path: str | None = None,
         inflight: bool = False,
     ) -> Sampler:
-        facts = {"id": sampler_id(session.id, seq), "session_id": session.id, "tenant": session.tenant}
-        facts |= {"base_model": base_model, "model_path": model_path}
-        unnamed = target.snapshot if model_path is None else None
-        await self._journal.added(
-            SAMPLERS,
-            **facts,
-            model_id=unnamed.model.id if unnamed and unnamed.model else None,
-            seq=unnamed.seq if unnamed else None,
-            snapshot=unnamed.name if unnamed else None,
-            version=unnamed.version if unnamed else None,
-            inflight=inflight,
-            created_at=time.time(),
+        sampler = Sampler(
+            id=sampler_id(session.id, seq),
+            session_id=session.id,
+            tenant=session.tenant,
+            base_model=base_model,
+            model_path=model_path,
+            target=target,
         )
-        return self._enter(Sampler(**facts, target=target))
+        values: dict[str, Any] = dict.fromkeys(("model_id", "seq", "snapshot", "version"))
+        if (unnamed := target.snapshot) is not None and unnamed.model is not None and model_path is None:
+            values = {"model_id": unnamed.model.id, "seq": unnamed.seq}
+            values |= {"snapshot": unnamed.name, "version": unnamed.version}
+        await self._journal.put(SAMPLERS, sampler, **values, inflight=inflight, created_at=time.time())
+        return self._enter(sampler)
 
     def _enter(self, sampler: Sampler) -> Sampler:
         self._known[sampler.id] = sampler

@@ -35,11 +35,8 @@ PLACES, MOST_PLACES = 640, 576
 that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
 first served."""
 
-MAX_SAMPLES = 1024
-"""Sequences of one request."""
-
-TARGET_WORK = 8
-"""Of one cell of `target_prompt_logprobs`, beside the reading of one byte."""
+MAX_SAMPLES = 1024  # sequences of one request
+TARGET_WORK = 8  # of one cell of `target_prompt_logprobs`, beside the reading of one byte
 
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 

@@ -17,11 +17,8 @@ from halteres.service.tenancy.tenants import Tenant
 
 T = TypeVar("T")
 
-LONG = 2**15
-"""Bytes, or as much work: a text of this length takes the tokenizer some 30 ms."""
-
-THREADS, MOST_THREADS = 4, 3
-"""Threads, and those of one tenant. More would only take Python's lock from each other."""
+LONG = 2**15  # bytes, or as much work: a text of this length takes the tokenizer some 30 ms
+THREADS, MOST_THREADS = 4, 3  # threads, and those of one tenant. More would only take Python's lock from each other
 
 
 class FairQueue:

@@ -29,8 +29,7 @@ from halteres.errors import InvalidConfig, NotFound, NotReady, ServerError, User
 from halteres.files import replacing
 from halteres.service.tenancy.tenants import LOCAL, Tenant, checked_name
 
-PREFIX = "tml"
-"""The SDK up to 0.9 refuses keys that begin otherwise."""
+PREFIX = "tml"  # the SDK up to 0.9 refuses keys that begin otherwise
 
 LONGEST_S = 300 * 365.25 * 86400
 
@@ -92,14 +91,8 @@ class KeyFile:
     def create(
         self, name: str, *, tenant: Tenant | None = None, note: str = "", lifetime_s: float | None = None
     ) -> NewKey:
-        """Make a key and write down whose it is.
-
-        Without a `tenant` it is that of the tenant of its own name; without a lifetime it never expires.
-
-        Raises:
-            InvalidConfig: an impossible name.
-            ServerError: the file cannot be written.
-        """
+        """Make a key and write down whose it is: without a `tenant`, that of its own name; without a lifetime it never
+        expires. InvalidConfig for an impossible name."""
         now, key_id = time.time(), secrets.token_hex(4)
         text = f"{PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
         key = Key(
@@ -116,12 +109,7 @@ class KeyFile:
         return NewKey(key, text)
 
     def revoke(self, key_id: str) -> Key:
-        """From now on this key is refused; one that was revoked before stays as it was.
-
-        Raises:
-            NotFound: there is none of this id.
-            ServerError: the file cannot be written.
-        """
+        """From now on this key is refused; one that was revoked before stays as it was."""
         with self._changing() as keys:
             for index, key in enumerate(keys):
                 if key.id == key_id:
@@ -163,10 +151,7 @@ def id_of(text: str) -> str:
 
 
 def lifetime_s(text: str) -> float:
-    """A lifetime as people write it.
-
-    Raises:
-        InvalidConfig: it is none.
+    """A lifetime as people write it; InvalidConfig where it is none.
 
     >>> lifetime_s("30d")
     2592000.0
@@ -210,21 +195,12 @@ class Keys:
 
     @property
     def asked_for(self) -> bool:
-        """Whether a request needs a key.
-
-        Raises:
-            NotReady: the file cannot be read; nobody is let in then.
-        """
+        """Whether a request needs a key; NotReady where the file cannot be read: nobody is let in then."""
         self._look()
         return self._asks
 
     def tenant(self, presented: str | None) -> Tenant:
-        """Whose key this is.
-
-        Raises:
-            KeyRefused: nobody's, or it is expired or revoked.
-            NotReady: the file cannot be read.
-        """
+        """Whose key this is; KeyRefused where it is nobody's, expired or revoked."""
         how = HOW if self._own is None else OWN
         if not presented:
             raise KeyRefused("This service asks for a key, and the request has none.", next=how)

@@ -23,11 +23,8 @@ from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.codec import MAX_BODY_BYTES
 
-MAX_RETRY_AFTER_S = 60
-"""The SDK obeys no longer Retry-After."""
-
-SHOWN = 5
-"""Checkpoints that a full storage names."""
+MAX_RETRY_AFTER_S = 60  # the SDK obeys no longer Retry-After
+SHOWN = 5  # checkpoints that a full storage names
 
 
 class Overloaded(HalteresError):
@@ -66,11 +63,8 @@ class Limits:
     def check_samples(self, under_way: int) -> None:
         """Raise Overloaded if no further sampling request can be taken beside those under way."""
         if under_way >= self.samples:
-            raise Overloaded(
-                f"{under_way} sampling requests are under way.",
-                f"{self.samples} is the limit.",
-                "Wait a second and send it again.",
-            )
+            what, why = f"{under_way} sampling requests are under way.", f"{self.samples} is the limit."
+            raise Overloaded(what, why, "Wait a second and send it again.")
 
     def check_waiting(self, size: int, *, is_next: bool = False) -> None:
         """Raise Overloaded if no further request can be taken beside those that wait for their turn.
@@ -97,14 +91,8 @@ class Limits:
             raise LimitReached(f"The rank {rank} is out of range.", f"{self.rank} is the limit.", "Use a lower one.")
 
     def check_storage(self, used: int, more: int, sizes: Mapping[str, int] | None = None) -> None:
-        """Refuse a save that storage has no room for.
-
-        Args:
-            sizes: the tenant's checkpoints and their bytes; the message names the largest.
-
-        Raises:
-            LimitReached: they are more than `checkpoint_bytes` together.
-        """
+        """Raise LimitReached for a save that storage has no room for; it names the largest of `sizes`, the tenant's
+        checkpoints and their bytes."""
         if used + more <= self.checkpoint_bytes:
             return
         largest = sorted((sizes or {}).items(), key=lambda one: -one[1])[:SHOWN]

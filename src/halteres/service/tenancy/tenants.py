@@ -8,17 +8,10 @@ from starlette.requests import Request
 
 from halteres.errors import InvalidConfig
 
-Tenant = str
-"""The owner of an API key, by name."""
-
-LOCAL: Tenant = "local"
-"""Everybody, on a service without keys."""
-
-NOBODY: Tenant = ""
-"""Whoever asks for what needs no key, of a service with keys: owns nothing."""
-
-SCOPE_KEY = "halteres.tenant"
-"""Where the check of keys leaves the tenant in a request's ASGI scope."""
+Tenant = str  # the owner of an API key, by name
+LOCAL: Tenant = "local"  # everybody, on a service without keys
+NOBODY: Tenant = ""  # whoever asks for what needs no key, of a service with keys: owns nothing
+SCOPE_KEY = "halteres.tenant"  # where the check of keys leaves the tenant in a request's ASGI scope
 
 
 def tenant_of(request: Request) -> Tenant:
