@@ -265,9 +265,10 @@ async def connect(socket_path: Path) -> LinkedEngine:
         NotReady: nobody listens.
     """
     try:
-        return LinkedEngine(*await asyncio.open_unix_connection(socket_path))
+        reader, writer = await asyncio.open_unix_connection(socket_path)
     except OSError as error:
         raise NotReady(f"No engine listens on {socket_path}.", f"{error.strerror}.", "Start it first.") from error
+    return LinkedEngine(reader, writer)  # pyright: ignore[reportAbstractUsage] - its methods are made above
 
 
 class LinkServer:

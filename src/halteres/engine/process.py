@@ -308,7 +308,9 @@ class EngineProcess:
 
     async def _keep_alive(self) -> None:
         while self._child is not None:
-            self._died(await self._child.ended(self._policy.ping_s, self._policy.silent_s))
+            failure = await self._child.ended(self._policy.ping_s, self._policy.silent_s)
+            self._child = None
+            self._died(failure)
             await self._set("starting")
             while self._child is None and self._may_restart():
                 await asyncio.sleep(self._backoff_s())
@@ -330,7 +332,7 @@ class EngineProcess:
         await self._set("failed")
 
     def _died(self, failure: HalteresError) -> None:
-        self._child, self.failure = None, failure
+        self.failure = failure
         self._deaths.append(time.monotonic())
         self._on_death(failure)
 

@@ -94,14 +94,14 @@ class CustomLosses:
         self._known[session_id, loss_id] = loss
 
 
-async def create_adapter(engine: Trains, model: Model, request: Request) -> LoraConfig:
-    """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
+async def create_adapter(engine: Trains, model: Model, request: Request) -> None:
+    """Make the adapter that a create_model asks for, with the seed drawn for it."""
     body = request.of(CreateModel)
     check_optimizer(body.optimizer_config.type)
     fields: dict[str, Any] = {**msgspec.structs.asdict(body.lora_config), **request.drawn}
     lora = LoraConfig(**fields)
     await engine.create_adapter(model.id, lora)
-    return lora
+    model.lora = lora
 
 
 async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
@@ -299,9 +299,12 @@ class Adapters:
                     await engine.drop(model.id)
 
     def _touch(self, model: Model) -> None:
-        """It was used now; those unused for longest make room for it."""
+        """It was used now; those unused for longest make room for one that is new here."""
+        known = model.id in self._held
         self._held[model.id] = model
         self._held.move_to_end(model.id)
+        if known:
+            return
         excess = sum(self._budget.adapter(held.lora) for held in self._held.values()) - self._budget.of_kind
         for idle in [held for held in self._held.values() if held.queue.idle and held is not model]:
             if excess <= 0:

@@ -77,9 +77,7 @@ class Training:
             await self.adapters.consider_point(job.model, job.request.seq)
 
     async def _create(self, model: Model, request: Request) -> Outcome:
-        model.lora = await self.adapters.surviving(
-            model, lambda engine: create_adapter(engine, model, request), made_here=True
-        )
+        await self.adapters.surviving(model, lambda engine: create_adapter(engine, model, request), made_here=True)
         await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 

@@ -38,6 +38,7 @@ class Host(Protocol[E_co]):
     @property
     def state(self) -> str:
         """starting, ready, failed or stopped."""
+        ...
 
     @property
     def failure(self) -> HalteresError | None:
@@ -46,6 +47,7 @@ class Host(Protocol[E_co]):
     @property
     def engine(self) -> E_co:
         """The engine now running; NotReady if none was ever ready."""
+        ...
 
     @property
     def pid(self) -> int | None:

@@ -22,7 +22,7 @@ from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, Serv
 from halteres.process import steady_time
 from halteres.service.durable.futures import Future, Futures, Outcome, Place, failure, outcome_of
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.tables import MODELS
+from halteres.service.durable.tables import BURNT, MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.training import Request
 
@@ -82,6 +82,7 @@ class Executor(Protocol):
 
     async def execute(self, job: Job) -> Outcome:
         """What the future is settled with."""
+        ...
 
     async def afterwards(self, job: Job) -> None:
         """What may follow before the next job begins."""
@@ -215,7 +216,7 @@ class Models:
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
-        last, first_open = await self._journal.last_settled(), await self._journal.first_open()
+        last, first_open, burnt = await self._journal.positions()
         for row in await self._journal.rows(MODELS):
             lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
             point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
@@ -223,7 +224,7 @@ class Models:
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
             placement, queue = Placement(point=point, forgotten=covered == EVERY_SEQ), self._queue(next_seq)
             self._enter(Model(**row, lora=lora, queue=queue, last_request_at=steady_time(), placement=placement))
-        for run, seq in await self._journal.burnt():
+        for run, seq in burnt:
             if run in self._known:
                 self._known[run].queue.burn(seq)
 
@@ -261,7 +262,12 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            facts = {"id": model_id, "session_id": session_id, "tenant": tenant, "base_model": base_model}
+            facts: dict[str, Any] = {
+                "id": model_id,
+                "session_id": session_id,
+                "tenant": tenant,
+                "base_model": base_model,
+            }
             now, queue = steady_time(), self._queue()
             model = Model(**facts, queue=queue, user_metadata=user_metadata, created_at=now, last_request_at=now)
             await record(self._journal, model)
@@ -273,7 +279,7 @@ class Models:
         """A request of this model was refused with a 4xx: its client will never fill the gap."""
         model = self._known.get(model_id)
         if model is not None and model.tenant == tenant and not model.queue.holds(seq):
-            await self._journal.burn(model_id, seq)
+            await self._journal.put(BURNT, model_id=model_id, seq=seq)
             model.queue.burn(seq)
 
 

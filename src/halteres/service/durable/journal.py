@@ -114,12 +114,7 @@ _FIRST_OPEN = (
 )
 
 
-@dataclass(slots=True)
-class _Work:
-    """One transaction that somebody waits for."""
-
-    run: Callable[[Connection], Any]
-    done: asyncio.Future[Any]
+Work = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # one transaction, and who waits for it
 
 
 class Journal:
@@ -129,7 +124,7 @@ class Journal:
         self._file = file
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._connection: Connection | None = None
-        self._pending: list[_Work] = []
+        self._pending: list[Work] = []
         self._writer: asyncio.Task[None] | None = None
         self._ended: dict[str, Ended] = {}  # not recorded yet, in order
         self._recorder: asyncio.Task[None] | None = None
@@ -276,32 +271,26 @@ class Journal:
 
         return await self.transact(used)
 
-    # Sequence numbers of training runs
+    async def positions(self) -> tuple[dict[str, int], dict[str, int], list[tuple[str, int]]]:
+        """Of training runs: the highest number that each has settled, the lowest that it accepted and did not settle,
+        and every number that a refused request used up."""
 
-    async def burn(self, model_id: str, seq: int) -> None:
-        """Record that a refused request used up this number."""
-        await self.put(BURNT, model_id=model_id, seq=seq)
+        def pairs(connection: Connection, query: Any) -> list[tuple[str, int]]:
+            return [(row[0], row[1]) for row in connection.execute(query)]
 
-    async def burnt(self) -> list[tuple[str, int]]:
-        """Every number that a refused request used up, with its training run."""
-        return await self._pairs(select(BURNT.c.model_id, BURNT.c.seq))
-
-    async def last_settled(self) -> dict[str, int]:
-        """The highest sequence number that each training run has settled."""
-        return dict(await self._pairs(_LAST_SETTLED))
-
-    async def first_open(self) -> dict[str, int]:
-        """The lowest number of each training run that was accepted and is not settled."""
-        return dict(await self._pairs(_FIRST_OPEN))
-
-    async def _pairs(self, query: Any) -> list[tuple[str, int]]:
-        return await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)])
+        return await self.transact(
+            lambda connection: (
+                dict(pairs(connection, _LAST_SETTLED)),
+                dict(pairs(connection, _FIRST_OPEN)),
+                pairs(connection, select(BURNT.c.model_id, BURNT.c.seq)),
+            )
+        )
 
     # The file and its thread
 
     def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Work(run, done))
+        self._pending.append((run, done))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write(), name="journal writer")
         return done
@@ -320,15 +309,12 @@ class Journal:
                 log.error("%s", self.trouble)
             elif self.trouble is None and before is not None:
                 log.warning("The journal can be written again.")
-            for work, result in zip(group, results, strict=True):
-                if work.done.done():
+            for (_, done), result in zip(group, results, strict=True):
+                if done.done():
                     continue  # whoever waited was cancelled; the row stands
-                if isinstance(result, Exception):
-                    work.done.set_exception(result)
-                else:
-                    work.done.set_result(result)
+                done.set_exception(result) if isinstance(result, Exception) else done.set_result(result)
 
-    def _commit(self, group: list[_Work]) -> list[Any]:
+    def _commit(self, group: list[Work]) -> list[Any]:
         try:
             return self._together(group)
         except Exception as error:  # whatever it is, everybody who waits must hear of it
@@ -341,11 +327,11 @@ class Journal:
             what = f"A record could not be made (error id {name})."
             return [ServerError(what, f"{type(error).__name__}: {error}.", "See the log.")]
 
-    def _together(self, group: list[_Work]) -> list[Any]:
+    def _together(self, group: list[Work]) -> list[Any]:
         if self._connection is None:
             raise SQLAlchemyError("The journal is closed.")
         with self._connection.begin():
-            return [work.run(self._connection) for work in group]
+            return [run(self._connection) for run, _ in group]
 
     def _connect(self) -> None:
         try:
