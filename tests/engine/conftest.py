@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.engine.link.link import LinkedEngine, connect
-from halteres.engine.link.server import serve
+from halteres.engine.link import LinkedEngine, connect, serve
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY, builtin_path
 

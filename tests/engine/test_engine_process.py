@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from halteres.engine.child import EngineChild
-from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
+from halteres.engine.process import EngineChild, EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.protocol import LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
 from halteres.models import TINY
@@ -165,8 +164,8 @@ def _no_room(**_: Any) -> str:
 
 
 REFUSALS: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "no process": ("halteres.engine.child.EngineChild.spawn", _no_fork, "Resource temporarily unavailable"),
-    "no belt": ("halteres.engine.child.EngineChild.spawn", _no_belt, "preexec_fn"),
+    "no process": ("halteres.engine.process.EngineChild.spawn", _no_fork, "Resource temporarily unavailable"),
+    "no belt": ("halteres.engine.process.EngineChild.spawn", _no_belt, "preexec_fn"),
     "no room": ("halteres.engine.process.tempfile.mkdtemp", _no_room, "No space left on device"),
 }
 """What the machine refuses: the name that refuses, how, and what is said of it."""
@@ -292,8 +291,8 @@ async def test_an_engine_that_is_never_ready_is_told_and_killed(
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
-from halteres.engine import child, process as module
-child.die_with_parent = None if sys.argv[3] == "lifeline" else child.die_with_parent
+from halteres.engine import process as module
+module.die_with_parent = None if sys.argv[3] == "lifeline" else module.die_with_parent
 
 async def main():
     command = module.EngineCommand(backend="scripted", folder=Path(sys.argv[1]), name="tiny", threads=1)

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.link import wire
-from halteres.engine.link.link import LinkedEngine, connect
-from halteres.engine.link.server import serve
+from halteres.engine.link import ERROR_KINDS, OPERATIONS, LinkedEngine, connect, serve
 from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SamplingParams
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
@@ -53,15 +51,15 @@ async def test_every_method_over_the_link_equals_the_engine_itself(
 
 def test_every_method_of_the_protocol_travels() -> None:
     methods = {name for name, member in inspect.getmembers(Engine, inspect.isfunction) if name[0] != "_"}
-    assert set(wire.OPERATIONS) == methods
+    assert set(OPERATIONS) == methods
     assert methods <= set(dir(LinkedEngine))
 
 
-@pytest.mark.parametrize("kind", sorted(wire.ERROR_KINDS))
+@pytest.mark.parametrize("kind", sorted(ERROR_KINDS))
 async def test_errors_cross_with_class_words_and_details(
     linked: LinkedEngine, scripted: ScriptedEngine, kind: str
 ) -> None:
-    error = wire.ERROR_KINDS[kind]("What.", "Why.", "Next.", allowed=["a", "b"], at=3)
+    error = ERROR_KINDS[kind]("What.", "Why.", "Next.", allowed=["a", "b"], at=3)
     scripted.fail_next("info", error)
     with pytest.raises(HalteresError) as raised:
         await linked.info()
@@ -137,7 +135,7 @@ async def test_large_tensors_cross_whole(linked: LinkedEngine) -> None:
 async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
     linked: LinkedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.engine.link.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("halteres.engine.link.MAX_FRAME_BYTES", 1000)
     with pytest.raises(InvalidData, match="too large"):
         await linked.sample(None, packed([5] * 1000), 1, SamplingParams())
     assert (await linked.info()).vocab_size == 672

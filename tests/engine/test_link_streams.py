@@ -9,8 +9,7 @@ import pytest
 from deadlines import until
 
 from halteres.engine.checks import EngineOutOfMemory, LossNotFinite, out_of_memory
-from halteres.engine.link.link import LinkedEngine, connect
-from halteres.engine.link.server import serve
+from halteres.engine.link import LinkedEngine, connect, serve
 from halteres.engine.protocol import Adam, EngineGone, LoraConfig, Piece, SampleResult, SamplingParams, Wanted
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.limits import Limits

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from halteres.engine.child import EngineChild
+from halteres.engine.process import EngineChild
 from halteres.errors import HalteresError
 from halteres.runs.supervision.engine_watch import exit_code
 from halteres.service.__main__ import note_end

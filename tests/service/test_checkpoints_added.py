@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 from halteres.models import TINY
-from halteres.service.checkpoints.added import add_adapter
+from halteres.service.checkpoints.peft_folders import add_adapter
 from halteres.service.tenancy.keys import KeyFile
 from halteres.service.tenancy.tenants import LOCAL
 

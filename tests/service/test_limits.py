@@ -111,14 +111,14 @@ def test_bodies_under_way_are_bounded_together_and_forgotten_when_they_end() -> 
 def test_counts_at_their_limit_are_refused_and_below_it_are_not() -> None:
     limits = Limits(samples=3, sessions=3, models=3, rank=8)
     limits.check_samples(2)
-    limits.check_sessions(2)
-    limits.check_models(2)
+    limits.check_alive("sessions", 2)
+    limits.check_alive("models", 2)
     limits.check_rank(8)
     with pytest.raises(Overloaded, match="3 is the limit"):
         limits.check_samples(3)
-    for refused in (limits.check_sessions, limits.check_models):
+    for kind in ("sessions", "models"):
         with pytest.raises(LimitReached, match="3 is the limit"):
-            refused(3)
+            limits.check_alive(kind, 3)
     with pytest.raises(LimitReached, match="rank 9"):
         limits.check_rank(9)
 

@@ -41,7 +41,7 @@ sys.exit(main())
 """A service whose engine takes for ever to load."""
 NO_PROCESSES = """
 import sys
-from halteres.engine.child import EngineChild
+from halteres.engine.process import EngineChild
 from halteres.service.__main__ import main
 async def spawn(*_):
     raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -14,7 +14,6 @@ import pytest
 from deadlines import until
 
 from halteres.service.inference.http import ServiceEnds, Shutdown
-from halteres.service.server import EVERY_S, Seldom
 
 from .scenes import Scene
 from .test_inference_streams import BODY, PATHS
@@ -97,23 +96,3 @@ async def test_bad_requests_are_not_a_line_of_the_log_each(scene: Scene, caplog:
         assert b"400" in await reader.read()
         writer.close()
     assert len([record for record in caplog.records if "Invalid HTTP" in record.getMessage()]) <= 1
-
-
-def test_a_warning_that_comes_again_is_written_once_a_minute_with_their_number() -> None:
-    now = [100.0]
-    seldom = Seldom(lambda: now[0])
-
-    def written(level: int = logging.WARNING, words: str = "Invalid.") -> str | None:
-        record = logging.LogRecord("uvicorn.error", level, "", 0, words, (), None)
-        return record.getMessage() if seldom.filter(record) else None
-
-    assert [written(), written(), written()] == ["Invalid.", None, None]
-    assert [written(words="Another."), written(logging.ERROR), written(logging.ERROR)] == [
-        "Another.",
-        "Invalid.",
-        "Invalid.",
-    ]
-    now[0] += EVERY_S
-    assert [written(), written()] == ["Invalid. (2 more since the last such line.)", None]
-    now[0] += EVERY_S * 2
-    assert written() == "Invalid. (1 more since the last such line.)"

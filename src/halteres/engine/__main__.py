@@ -1,8 +1,4 @@
-"""The engine's process: `python -m halteres.engine --socket PATH --backend torch|scripted --model FOLDER ...`.
-
-Owns: loading one engine and answering its link until it is told to end.
-Never: starts another process, writes anything but what calls ask for.
-"""
+"""The engine's process: `python -m halteres.engine --socket PATH --backend torch|scripted --model FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from halteres.config import environ
-from halteres.engine.link.server import serve
+from halteres.engine.link import serve
 from halteres.engine.protocol import BaseType, Engine
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores
@@ -23,7 +19,15 @@ from halteres.process import begin, usable_cores
 
 def main() -> int:
     """Run until SIGTERM, SIGINT, a `close` call or the end of the lifeline; exit code 0, or 1 with one sentence."""
-    options = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m halteres.engine", description="One engine behind a Unix socket.")
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--name", required=True, help="name of the base model")
+    parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
+    parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
+    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    options = parser.parse_args()
     environ.stay_offline()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
     try:
@@ -40,7 +44,9 @@ async def _run(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     engine = await _load(options)
     async with serve(engine, options.socket) as link:
-        _say_ready()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what follows is the log's: nothing can block on it
         waits = {asyncio.create_task(event.wait()) for event in (ended, link.closed)}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -49,40 +55,16 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 async def _load(options: argparse.Namespace) -> Engine:
+    folder, name, threads = options.model, options.name, options.threads
     if options.backend == "scripted":
         from halteres.engine.scripted.engine import ScriptedEngine
 
-        return ScriptedEngine(options.model, options.name, options.threads)
+        return ScriptedEngine(folder, name, threads)
     from halteres.engine.torch.device import usable_device
     from halteres.engine.torch.engine import TorchEngine
 
-    return TorchEngine(
-        options.model,
-        options.name,
-        options.threads,
-        device=await usable_device(environ.device(), options.model, options.dtype),
-        cache_gb=options.cache_gb,
-        dtype=options.dtype,
-    )
-
-
-def _say_ready() -> None:
-    """One line on standard output; after it that descriptor is the log's, so that nothing can block on it."""
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m halteres.engine", description="One engine behind a Unix socket.")
-    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
-    parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--name", required=True, help="name of the base model")
-    parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
-    parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
-    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
-    return parser
+    device = await usable_device(environ.device(), folder, options.dtype)
+    return TorchEngine(folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """Folders that are written whole or not at all.
 
-Owns: writing a checkpoint folder beside its place and renaming it; what a writer that was killed left behind; the
-digest by which a reader knows that it has what was written.
-Never: knows what is inside.
-
-    NAME                 the folder
-    .new-ID              being written, or waiting for its place
-    .old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is missing, a writer
-                         was killed between the two, and `recover` puts this back
+NAME                 the folder
+.new-ID              being written, or waiting for its place
+.old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is missing, a writer
+                     was killed between the two, and `recover` puts this back
 """
 
 from __future__ import annotations
@@ -32,12 +28,12 @@ def written(folder: Path) -> Iterator[Path]:
     Raises:
         ServerError: the disk is full or the place cannot be written; whatever stood there before still stands.
     """
+    temporary = waiting(folder, uuid.uuid4().hex)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _beside(folder, _NEW)
+        temporary.mkdir(parents=True)  # as readable to others as any that this user makes; mkdtemp's are private
         try:
             yield temporary
-            _replace(temporary, folder)
+            put(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -56,9 +52,30 @@ def put(temporary: Path, folder: Path) -> None:
         ServerError: the place cannot be written; whatever stood there before still stands.
     """
     try:
-        _replace(temporary, folder)
+        if not folder.exists():
+            temporary.rename(folder)
+            return
+        aside = folder.with_name(f"{_OLD}{uuid.uuid4().hex}")
+        aside.mkdir()
+        folder.rename(aside / folder.name)
+        try:
+            temporary.rename(folder)
+        finally:
+            if not folder.exists():
+                with suppress(OSError):
+                    (aside / folder.name).rename(folder)
+            if folder.exists():
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ServerError:
+    return ServerError(
+        f"The folder {folder} could not be written.",
+        f"{error.strerror or error}.",
+        "Free space or make the place writable, then save again.",
+    )
 
 
 def copy_linked(source: Path, target: Path, *, leave_out: str | None = None) -> None:
@@ -96,34 +113,3 @@ def digest(folder: Path) -> str:
 def size_of(folder: Path) -> int:
     """Bytes of all files below."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _replace(temporary: Path, folder: Path) -> None:
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    aside = _beside(folder, _OLD)
-    folder.rename(aside / folder.name)
-    try:
-        temporary.rename(folder)
-    finally:
-        if not folder.exists():
-            with suppress(OSError):
-                (aside / folder.name).rename(folder)
-        if folder.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _unwritable(folder: Path, error: OSError) -> ServerError:
-    return ServerError(
-        f"The folder {folder} could not be written.",
-        f"{error.strerror or error}.",
-        "Free space or make the place writable, then save again.",
-    )
-
-
-def _beside(folder: Path, kind: str) -> Path:
-    """A new directory, as readable to others as any that this user makes (mkdtemp's are private)."""
-    place = folder.parent / f"{kind}{uuid.uuid4().hex}"
-    place.mkdir()
-    return place

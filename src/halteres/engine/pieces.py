@@ -1,7 +1,7 @@
 """Pieces of one streamed request, between whoever samples and whoever reads.
 
-Owns: what waits for the reader; joining what waits of one sequence, so that a slow reader gets fewer, longer pieces.
-Never: holds up the writer; holds more than the answer itself, which is the bound.
+What waits of one sequence is joined, so that a slow reader gets fewer, longer pieces. The writer is never held up, and
+no more than the answer itself is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PieceQueue:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._grown = asyncio.Event()
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Piece]] = {}
         self._ended = False
@@ -43,8 +43,8 @@ class PieceQueue:
     async def read(self) -> AsyncIterator[Piece]:
         """Pieces as they come, those of one sequence in order."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._grown.wait()
+            self._grown.clear()
             with self._lock:
                 ready, self._waiting = self._waiting, {}
                 ended, failure = self._ended, self._failure
@@ -57,21 +57,20 @@ class PieceQueue:
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended, and the reader with it
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._grown.set)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Pieces of one sequence that follow each other, as one."""
     if len(pieces) == 1:
         return pieces[0]
-    last = pieces[-1]
     return Piece(
-        sample=last.sample,
+        sample=pieces[-1].sample,
         tokens=b"".join(piece.tokens for piece in pieces),
         logprobs=b"".join(piece.logprobs for piece in pieces),
-        version=last.version,
+        version=pieces[-1].version,
         top=end_to_end([piece.top for piece in pieces if piece.top is not None]),
-        stop_reason=last.stop_reason,
+        stop_reason=pieces[-1].stop_reason,
     )
 
 
@@ -79,9 +78,5 @@ def end_to_end(tops: Sequence[TopK]) -> TopK | None:
     """Lists of one k as one, or None where there are none."""
     if not tops:
         return None
-    return TopK(
-        k=tops[0].k,
-        length=sum(top.length for top in tops),
-        ids=b"".join(top.ids for top in tops),
-        logprobs=b"".join(top.logprobs for top in tops),
-    )
+    ids, logprobs = b"".join(top.ids for top in tops), b"".join(top.logprobs for top in tops)
+    return TopK(k=tops[0].k, length=sum(top.length for top in tops), ids=ids, logprobs=logprobs)

@@ -1,12 +1,10 @@
-"""The engine's process, as the service owns it.
-
-Owns: starting it, knowing when it is ready, its one link, restarting it when it dies or hangs, ending it.
-Never: knows what the engine held; whoever owns the adapters hears of a death and rebuilds them.
+"""The engine's process, as the service owns it: started, known to be ready, restarted when it dies or hangs, ended.
 
     start() ─▶ starting ─▶ ready ──died──▶ starting ... ─▶ failed   (more than `max_restarts` deaths in `window_s`)
                   └────────────┴──stop()──▶ stopped
 
 The child prints `ready` on its standard output once its socket listens; the end of that output says that it died first.
+Whoever owns the adapters hears of a death and rebuilds them: nothing here knows what an engine held.
 """
 
 from __future__ import annotations
@@ -14,27 +12,24 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from halteres.engine.child import EngineChild
-from halteres.engine.link.link import LinkedEngine, connect
+from halteres.config import environ
+from halteres.engine.link import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed
-from halteres.process import usable_cores
-
-MAX_SOCKET_PATH = 100
-"""Bytes; the kernel's own limit is 108 on Linux and 104 on macOS, its end included."""
-
-SOCKET = "engine"
+from halteres.files import tail
+from halteres.process import GRACE_S, die_with_parent, usable_cores
 
 State = Literal["starting", "ready", "failed", "stopped"]
 
@@ -53,11 +48,11 @@ class EngineCommand:
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
         threads = self.threads or max(1, usable_cores() - 1)
-        named = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
-        options = [part for option, value in named.items() for part in (f"--{option}", str(value))]
-        cache = () if self.cache_gb is None else ("--cache-gb", str(self.cache_gb))
-        computed = ("--threads", str(threads), *cache, "--dtype", self.dtype)
-        return [sys.executable, "-m", "halteres.engine", *options, *computed]
+        options = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
+        options |= {"threads": threads, "dtype": self.dtype}
+        options |= {} if self.cache_gb is None else {"cache-gb": self.cache_gb}
+        written = (part for option, value in options.items() for part in (f"--{option}", str(value)))
+        return [sys.executable, "-m", "halteres.engine", *written]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +66,122 @@ class RestartPolicy:
     max_backoff_s: float = 5.0
     ping_s: float = 10.0  # between two signs of life that are asked for
     silent_s: float = 60.0  # without any, while the process lives: it hangs and is killed
+
+
+class EngineChild:
+    """One process of the engine, from its start to its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log: Path, log_begins: int) -> None:
+        self.process, self._lifeline = process, lifeline
+        self._log, self._log_begins = log, log_begins
+        self.link: LinkedEngine | None = None
+
+    @classmethod
+    async def spawn(cls, argv: list[str], log: Path) -> EngineChild:
+        """Start it; it is not ready yet."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        reading, writing = os.pipe()
+        try:
+            with log.open("ab") as output:
+                begins = output.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=output,
+                    env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(reading)),  # it needs no secret
+                    pass_fds=(reading,),
+                    process_group=0,  # a Ctrl-C at the terminal is the service's to handle
+                    preexec_fn=die_with_parent,
+                )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return cls(process, writing, log, begins)
+
+    async def answers(self, socket_path: Path) -> None:
+        """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends before."""
+        assert self.process.stdout is not None  # noqa: S101 - for the type checker
+        while line := await self.process.stdout.readline():
+            if line == b"ready\n":
+                self.link = await connect(socket_path)
+                await self.link.info()
+                return
+        raise self.failure("ended before it was ready", await self.process.wait())
+
+    async def ended(self, ping_s: float, silent_s: float) -> ProcessFailed:
+        """Wait for the end of the process, of its link or of its signs of life; returns why it ended."""
+        assert self.link is not None  # noqa: S101 - for the type checker
+        silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine signs of life")
+        waits: list[asyncio.Task[object]] = [
+            silence,
+            asyncio.create_task(self.process.wait(), name="engine exit"),
+            asyncio.create_task(self.link.broken.wait(), name="engine link broken"),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            hung = silence.done() and self.process.returncode is None
+        finally:
+            for wait in waits:
+                wait.cancel()
+        await self.kill()
+        how = f"hung: it answered nothing for {silent_s:g} s, and was killed" if hung else "died"
+        return self.failure(how, await self.process.wait())
+
+    async def end(self) -> None:
+        """Ask it to end; after the grace it is killed."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await self.process.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Kill the whole group, wait for the process, let go of link and lifeline."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
+        if self.link is not None:
+            await self.link.disconnect()
+        with suppress(OSError):
+            os.close(self._lifeline)
+        self._lifeline = -1
+
+    def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
+        """What to say about it, with the end of what it has logged."""
+        lines = tail(self._log, 40, self._log_begins)
+        killed_by = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
+        why = f"It was killed by {killed_by}." if killed_by else f"Exit code {exit_code}."
+        last = f" Its log ends with: {lines[-1].strip().removesuffix('.')}." if lines else ""
+        return ProcessFailed(
+            f"The engine (process {self.process.pid}) {how}.",
+            why + last,
+            pid=self.process.pid,
+            exit_code=exit_code,
+            log=str(self._log),
+            tail="\n".join(lines),
+        )
+
+
+async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
+    """Ask for a sign of life again and again; returns once so many in a row did not come that `silent_s` are over.
+
+    Several are asked for, so that a service that was itself stopped for a while does not blame its engine.
+    """
+    silent_for = 0.0
+    while silent_for < silent_s:
+        try:
+            with suppress(HalteresError):  # the link's own end is noticed by itself; any other answer is a sign of life
+                async with asyncio.timeout(ping_s):
+                    await link.info()
+            silent_for = 0.0
+            await asyncio.sleep(ping_s)
+        except TimeoutError:
+            silent_for += ping_s
 
 
 class EngineProcess:
@@ -122,9 +233,7 @@ class EngineProcess:
         return self._child.process.pid if self._child else None
 
     async def start(self) -> None:
-        """Start it and wait until it answers.
-
-        One that a signal ends is started again, as later ones are.
+        """Start it and wait until it answers. One that a signal ends is started again, as later ones are.
 
         Raises:
             ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail is in the details.
@@ -135,7 +244,9 @@ class EngineProcess:
                 self._child = await self._started()
             except HalteresError as failure:
                 self._deaths.append(time.monotonic())
-                if not _was_killed(failure) or not self._may_restart():
+                exit_code = failure.details.get("exit_code")
+                killed = isinstance(exit_code, int) and exit_code < 0  # it may do better another time
+                if not killed or not self._may_restart():
                     self.failure = failure
                     await self._set("failed")
                     raise
@@ -169,30 +280,31 @@ class EngineProcess:
             self._changed.notify_all()
 
     async def _started(self) -> EngineChild:
+        """A child that answers; one that does not is killed. The one connection outlives the socket's name: nothing is
+        left behind, whoever dies first."""
         try:
-            with _socket_path() as socket_path:
-                child = await EngineChild.spawn(self._command.argv(socket_path), self._log)
-                return await self._ready(child, socket_path)
+            short = len(os.fsencode(tempfile.gettempdir())) < 70  # a socket's path has 103 bytes at most (macOS)
+            directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
+            try:
+                child = await EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
+                try:
+                    async with asyncio.timeout(self._policy.ready_s):
+                        await child.answers(directory / "engine")
+                except BaseException as error:
+                    await child.kill()
+                    if isinstance(error, TimeoutError):
+                        raise child.failure(f"was not ready within {self._policy.ready_s:g} s", None) from error
+                    raise
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
         except (OSError, subprocess.SubprocessError) as error:
             raise ProcessFailed(
                 "The engine could not be started.",
                 f"{getattr(error, 'strerror', None) or error}".removesuffix(".") + ".",
                 "See that processes, memory and room for temporary files are left (ulimit -a, df), and start it again.",
             ) from error
-
-    async def _ready(self, child: EngineChild, socket_path: Path) -> EngineChild:
-        """The child once it answers; one that does not is killed."""
-        try:
-            async with asyncio.timeout(self._policy.ready_s):
-                await child.listening()
-                child.link = self._engine = await connect(socket_path)
-                await child.link.info()
-            return child
-        except BaseException as error:
-            await child.kill()
-            if isinstance(error, TimeoutError):
-                raise child.failure(f"was not ready within {self._policy.ready_s:g} s", None) from error
-            raise
+        self._engine = child.link
+        return child
 
     async def _keep_alive(self) -> None:
         while self._child is not None:
@@ -210,7 +322,14 @@ class EngineProcess:
                 self.restarts += 1
                 await self._set("ready")
                 self._on_restart()
-        await self._give_up()
+        self.failure = ProcessFailed(
+            "The engine keeps dying and is not started again.",
+            f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: {self.failure}",
+            f"Read {self._log}, then restart the service.",
+        )
+        if self._engine is not None:
+            self._engine.fail(self.failure)
+        await self._set("failed")
 
     def _died(self, failure: HalteresError) -> None:
         self.failure = failure
@@ -224,40 +343,3 @@ class EngineProcess:
 
     def _backoff_s(self) -> float:
         return min(self._policy.backoff_s * 2 ** (len(self._deaths) - 1), self._policy.max_backoff_s)
-
-    async def _give_up(self) -> None:
-        reason = ProcessFailed(
-            "The engine keeps dying and is not started again.",
-            f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: {self.failure}",
-            f"Read {self._log}, then restart the service.",
-        )
-        self.failure = reason
-        if self._engine is not None:
-            self._engine.fail(reason)
-        await self._set("failed")
-
-
-def _was_killed(failure: HalteresError) -> bool:
-    """A signal ended it: it may do better another time, which one that ended by itself will not."""
-    code = failure.details.get("exit_code")
-    return isinstance(code, int) and code < 0
-
-
-@contextmanager
-def _socket_path() -> Iterator[Path]:
-    """A name for a socket; the one connection outlives it: nothing to leave behind, whoever dies first."""
-    directory = _short_directory()
-    try:
-        yield directory / SOCKET
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _short_directory() -> Path:
-    """A private directory short enough for a socket's path."""
-    for place in (None, "/tmp"):  # noqa: S108  mkdtemp makes it private
-        directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=place))
-        if len(os.fsencode(directory / SOCKET)) <= MAX_SOCKET_PATH:
-            return directory
-        directory.rmdir()
-    raise NotReady("No directory has a path short enough for a socket.", f"{MAX_SOCKET_PATH} bytes are the limit.")

@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -49,15 +48,22 @@ def main() -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    base = base_model(arguments.model)
-    fleet = _fleet(arguments, base)
-    options, tls = _options(arguments), _tls(arguments)
-    with _listener(arguments, options) as bound:
+    state, base = arguments.state, base_model(arguments.model)
+    fleet, options, tls = _fleet(arguments, base), _options(arguments), _tls(arguments)
+    keys = KeyFile(state).read()
+    try:  # beyond the loopback only with keys
+        may_leave = bool(keys) or options.require_keys
+        bound = open_listener(arguments.port, arguments.listen_fd, host=arguments.host, beyond=may_leave)
+    except InvalidConfig as error:
+        remedy = error.next or f"Make a key first: halteres keys create NAME --state {state}"
+        raise InvalidConfig(error.what, error.why, remedy) from error
+    with bound:
         beyond = not is_loopback(bound.getsockname()[0])
-        _warn(arguments.state, beyond=beyond, tls=tls)
-        await serve(
-            arguments.state, base, fleet, bound, replace(options, require_keys=options.require_keys or beyond), tls
-        )
+        if beyond and tls is None:
+            log.warning("Keys and data are readable on the way: use --certificate, or a proxy that ends TLS before it.")
+        if beyond and not any(key.state(time.time()) == "valid" for key in keys):
+            log.warning("No key of %s is valid: nobody can use this service until one is made.", state)
+        await serve(state, base, fleet, bound, replace(options, require_keys=options.require_keys or beyond), tls)
 
 
 def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
@@ -78,19 +84,28 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
             on_restart=lambda: log.warning("The engine runs again; what it held comes back when it is asked for."),
         )
 
-    samplers = (engine(f"sampler-{number}") for number in range(1, arguments.samplers + 1))
-    return Fleet.of(engine("engine"), *samplers)
+    return Fleet.of(engine("engine"), *(engine(f"sampler-{number + 1}") for number in range(arguments.samplers)))
 
 
 def note_end(file: Path, why: HalteresError) -> None:
     """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.engine_watch`)."""
     log.error("%s", why)
-    told = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
+    exit = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
     with suppress(OSError):  # the log has it
-        replace_file(file, json.dumps(told).encode())
+        replace_file(file, json.dumps(exit).encode())
 
 
 def _options(arguments: argparse.Namespace) -> Options:
+    reward_models = dict[str, str]()
+    for given in arguments.reward_model:
+        name, _, address = given.partition("=")
+        if not name or not is_address(address):
+            raise InvalidConfig(
+                f"'{given}' is no reward model.",
+                "It is NAME=URL: the service loads none itself.",
+                "halteres reward serve DIR gives it an address.",
+            )
+        reward_models[name] = address
     return Options(
         sample_logprobs=arguments.sample_logprobs,
         own_key=environ.service_key(),
@@ -99,19 +114,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         replay_s=arguments.replay_s,
         weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
         limits=read_allowances(arguments.state, arguments.limit),
-        reward_models=dict(map(_named_address, arguments.reward_model)),
+        reward_models=reward_models,
     )
-
-
-def _named_address(given: str) -> tuple[str, str]:
-    name, _, address = given.partition("=")
-    if not name or not is_address(address):
-        raise InvalidConfig(
-            f"'{given}' is no reward model.",
-            "It is NAME=URL: the service loads none itself.",
-            "halteres reward serve DIR gives it an address.",
-        )
-    return name, address
 
 
 def _tls(arguments: argparse.Namespace) -> Tls | None:
@@ -124,65 +128,35 @@ def _tls(arguments: argparse.Namespace) -> Tls | None:
     return tls
 
 
-def _listener(arguments: argparse.Namespace, options: Options) -> socket.socket:
-    """Beyond the loopback only with keys."""
-    keys = KeyFile(arguments.state).read()
-    try:
-        return open_listener(
-            arguments.port, arguments.listen_fd, host=arguments.host, beyond=bool(keys) or options.require_keys
-        )
-    except InvalidConfig as error:
-        error_next = error.next or f"Make a key first: halteres keys create NAME --state {arguments.state}"
-        raise InvalidConfig(error.what, error.why, error_next) from error
-
-
-def _warn(state: Path, *, beyond: bool, tls: Tls | None) -> None:
-    """What an operator should hear at the start."""
-    if beyond and tls is None:
-        log.warning("Keys and data are readable on the way: use --certificate, or a proxy that ends TLS before it.")
-    if beyond and not any(key.state(time.time()) == "valid" for key in KeyFile(state).read()):
-        log.warning("No key of %s is valid: nobody can use this service until one is made.", state)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m halteres.service", description="The training service.")
-    parser.add_argument("--state", type=Path, required=True, help="directory that everything durable is kept in")
-    parser.add_argument("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
-    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
-    parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens already")
-    parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
-    parser.add_argument("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
-    parser.add_argument(
-        "--samplers", type=int, default=0, help="engines that only sample, each a process; 0: the one that trains does"
+    add = parser.add_argument
+    add("--state", type=Path, required=True, help="directory that everything durable is kept in")
+    add("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
+    add("--port", type=int, default=8001, help="0 takes a free one")
+    add("--listen-fd", type=int, help="an inherited socket that listens already")
+    add("--engine", choices=("torch", "scripted"), default="torch")
+    add("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
+    samplers = "engines that only sample, each a process; 0: the one that trains does"
+    add("--samplers", type=int, default=0, help=samplers)
+    add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
+    add("--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb")
+    add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    add("--require-keys", action="store_true", help="ask for a key also while none was made")
+    add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
+    add("--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose")
+    add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    refuse = "rather than compute it by a formula of ours"
+    add("--refuse-stable-reinforce", action="store_true", help=refuse)
+    replay = "engine seconds after which an adapter's restore point is due; 0: after every request"
+    add("--replay-s", type=float, default=Options().replay_s, help=replay)
+    weights = (
+        "for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a quarter"
+        " of the memory that the model leaves free (on a GPU, say how much)"
     )
-    parser.add_argument("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
-    parser.add_argument(
-        "--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb"
-    )
-    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
-    parser.add_argument("--require-keys", action="store_true", help="ask for a key also while none was made")
-    parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
-    parser.add_argument(
-        "--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose"
-    )
-    parser.add_argument("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
-    parser.add_argument(
-        "--refuse-stable-reinforce", action="store_true", help="rather than compute it by a formula of ours"
-    )
-    parser.add_argument(
-        "--replay-s",
-        type=float,
-        default=Options().replay_s,
-        help="engine seconds after which an adapter's restore point is due; 0: after every request",
-    )
-    parser.add_argument(
-        "--weights-gb",
-        type=float,
-        help="for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a"
-        " quarter of the memory that the model leaves free (on a GPU, say how much)",
-    )
-    parser.add_argument("--certificate", type=Path, help="for TLS: PEM file with the chain")
-    parser.add_argument("--certificate-key", type=Path, help="... and the file of its private key")
+    add("--weights-gb", type=float, help=weights)
+    add("--certificate", type=Path, help="for TLS: PEM file with the chain")
+    add("--certificate-key", type=Path, help="... and the file of its private key")
     return parser
 
 

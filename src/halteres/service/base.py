@@ -16,9 +16,11 @@ from halteres.main_memory import main_memory
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, stored_models
 from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers, read_shape
 
-LONGEST_PATH = 4096
-"""Characters; every part of one is looked up on disk."""
-
+LONGEST_PATH = 4096  # characters; every part of one is looked up on disk
+NUMBER = 4  # bytes of a number; adapters are fp32
+SHARE = 4  # the default budget is one part in so many of the memory that the base model leaves free
+LEAST = 1 << 29  # bytes of the default budget where little is free, or nobody knows how much
+UNKNOWN = 32  # adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +38,26 @@ class BaseModel:
         """Every name it answers to, its own first; its folder's path is another."""
         return tuple(dict.fromkeys((self.name, *names_of(self.folder, self.models_home))))
 
-    def answers_to(self, asked: str) -> bool:
+    def answers_to(self, name: str) -> bool:
         """Whether a client's name means this model: its name, its folder's path, a name registered for that folder."""
-        if asked in (self.name, str(self.folder)):
+        if name in (self.name, str(self.folder)):
             return True
-        if not asked.startswith("/") or len(asked) > LONGEST_PATH:
-            return asked in self.names
+        if not name.startswith("/") or len(name) > LONGEST_PATH:
+            return name in self.names
         try:
-            return Path(asked).resolve() == self.folder.resolve()
+            return Path(name).resolve() == self.folder.resolve()
         except (OSError, ValueError):  # no path at all: too long, a zero byte
             return False
 
-    def check(self, asked: str) -> str:
+    def check(self, name: str) -> str:
         """The name as the client wrote it: the SDK finds the tokenizer by that name or folder."""
-        if self.answers_to(asked):
-            return asked
+        if self.answers_to(name):
+            return name
         raise NotFound(
-            f"There is no base model '{shortened(asked)}' here.",
+            f"There is no base model '{shortened(name)}' here.",
             f"This service serves '{self.name}' (folder {self.folder}).",
             "Name that one, or start a service with --model.",
-            did_you_mean=nearest(asked, self.names),
+            did_you_mean=nearest(name, self.names),
             allowed=[*self.names, str(self.folder)],
         )
 
@@ -69,36 +71,19 @@ def base_model(named: str) -> BaseModel:
     models_home = environ.home() / "models"
     folder = model_folder(named, models_home)
     if folder is None:
-        raise _missing(named, models_home)
+        there = Path(named).expanduser()
+        place = there if there.is_absolute() or there.is_dir() else models_home / named
+        known = [*builtin_names(), *(name for name, _ in stored_models(models_home))]
+        raise NotFound(
+            f"There is no model '{named}'.",
+            f"{place.absolute()} holds no config.json.",
+            f"Name a folder in Hugging Face format or one of {', '.join(known)}, or register one: `halteres models add`"
+            " (a folder, a GGUF file, a name of the hub).",
+            did_you_mean=nearest(named, known),
+            allowed=known,
+        )
     known = builtin_path(named) is not None or folder.is_relative_to(models_home)
     return BaseModel(named if known and not Path(named).is_absolute() else str(folder), folder, models_home)
-
-
-def _missing(named: str, models_home: Path) -> NotFound:
-    there = Path(named).expanduser()
-    place = there if there.is_absolute() or there.is_dir() else models_home / named
-    known = [*builtin_names(), *(name for name, _ in stored_models(models_home))]
-    return NotFound(
-        f"There is no model '{named}'.",
-        f"{place.absolute()} holds no config.json.",
-        f"Name a folder in Hugging Face format or one of {', '.join(known)}, or register one: `halteres models add`"
-        " (a folder, a GGUF file, a name of the hub).",
-        did_you_mean=nearest(named, known),
-        allowed=known,
-    )
-
-
-NUMBER = 4
-"""Bytes of a number; adapters are fp32."""
-
-SHARE = 4
-"""The default budget is one part in so many of the memory that the base model leaves free."""
-
-LEAST = 1 << 29
-"""Bytes of the default budget where little is free, or nobody tells how much."""
-
-UNKNOWN = 32
-"""Adapters and snapshots, half of them each, that a budget is for where the model's shape cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

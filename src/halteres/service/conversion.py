@@ -79,18 +79,6 @@ async def write_gguf(
         ProcessFailed: it failed; its last words are in the error.
         HalteresError: as `write_merged`.
     """
-    command = _command(converter)
-    _refuse_full(out)
-    with tempfile.TemporaryDirectory(prefix="halteres-") as work:
-        merged = Path(work) / "merged"
-        await write_merged(base, adapter, merged, dtype=dtype, threads=threads)
-        with written(out) as place:
-            _convert([*command, str(merged), "--outfile", str(place / GGUF)], place / GGUF)
-    return size_of(out)
-
-
-def _command(converter: Path | None) -> list[str]:
-    """How the converter is started; one that cannot be executed by itself is Python."""
     found = str(converter) if converter else next(filter(None, map(shutil.which, CONVERTERS)), None)
     if found is None or not Path(found).is_file():
         raise NotFound(
@@ -98,7 +86,14 @@ def _command(converter: Path | None) -> list[str]:
             f"{found} is no file." if found else f"Looked on PATH for {', '.join(CONVERTERS)}.",
             "Get llama.cpp with the packages its convert_hf_to_gguf.py needs, and name that file: --converter FILE.",
         )
-    return [found] if os.access(found, os.X_OK) else [sys.executable, found]
+    command = [found] if os.access(found, os.X_OK) else [sys.executable, found]
+    _refuse_full(out)
+    with tempfile.TemporaryDirectory(prefix="halteres-") as work:
+        merged = Path(work) / "merged"
+        await write_merged(base, adapter, merged, dtype=dtype, threads=threads)
+        with written(out) as place:
+            _convert([*command, str(merged), "--outfile", str(place / GGUF)], place / GGUF)
+    return size_of(out)
 
 
 def _convert(command: list[str], file: Path) -> None:

@@ -20,11 +20,8 @@ T = TypeVar("T")
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
-READY_S = 900.0
-"""How long a request waits for an engine that is starting."""
-
-MAX_DEATHS = 3
-"""Engines that may die under one request before it is held to be the cause, and fails."""
+READY_S = 900.0  # how long a request waits for an engine that is starting
+MAX_DEATHS = 3  # engines that may die under one request before it is held to be the cause, and fails
 
 
 class EngineDied(ServerError):
@@ -34,7 +31,7 @@ class EngineDied(ServerError):
 
 
 class Host(Protocol[E_co]):
-    """Keeps one engine alive."""
+    """Keeps one engine alive: `engine.process.EngineProcess`, or a test's engine in its own process."""
 
     restarts: int
 
@@ -46,7 +43,6 @@ class Host(Protocol[E_co]):
     @property
     def failure(self) -> HalteresError | None:
         """Why the engine last died."""
-        ...
 
     @property
     def engine(self) -> E_co:
@@ -56,19 +52,15 @@ class Host(Protocol[E_co]):
     @property
     def pid(self) -> int | None:
         """Of its process."""
-        ...
 
     async def start(self) -> None:
         """Start it and wait until it answers."""
-        ...
 
     async def stop(self) -> None:
         """End it."""
-        ...
 
     async def until(self, *states: Any, restarts: int = 0) -> None:
         """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +89,12 @@ class Fleet:
     def trouble(self) -> str:
         """Why not every request can be executed now; "" where it can."""
         if self.trainer.state != "ready":
-            return _not_ready("The trainer" if self.apart else "The engine", self.trainer)
-        if not self.samples:
-            return _not_ready("The sampler", self.samplers[0])
-        return ""
+            what, host = "The trainer" if self.apart else "The engine", self.trainer
+        elif not self.samples:
+            what, host = "The sampler", self.samplers[0]
+        else:
+            return ""
+        return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
 
     @property
     def samples(self) -> bool:
@@ -112,10 +106,6 @@ class Fleet:
         away, another."""
         able = [host for host in self.samplers if host.state == "ready"] or self.samplers
         return able[crc32(prompt, crc32((snapshot or "").encode())) % len(able)]
-
-
-def _not_ready(what: str, host: Host[Any]) -> str:
-    return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
 
 
 async def running(host: Host[E], *, restarts: int = 0) -> E:

@@ -22,16 +22,25 @@ from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, Serv
 from halteres.process import steady_time
 from halteres.service.durable.futures import Future, Futures, Outcome, Place, failure, outcome_of
 from halteres.service.durable.journal import Journal
-from halteres.service.durable.tables import MODELS
+from halteres.service.durable.tables import BURNT, MODELS
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.training import Request
+
+MAX_WAITING = 4096  # requests of one model that may wait for an earlier one
+
+GAP_S = 900.0
+"""How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
+
+EVERY_SEQ = 2**63 - 1  # above every request's number
+
+AGAIN = "Make a new training client, from a checkpoint if there is one."
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Placement:
-    """Where a training run's adapter is, and from what it would come back; `service.training.adapters` changes it."""
+    """Where a training run's adapter is, and from what it would come back; `service.adapters` changes it."""
 
     engine: Trains | None = None  # the engine that holds it
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
@@ -42,15 +51,34 @@ class Placement:
     forgotten: bool = False  # it ended long ago: restore point and requests are gone
 
 
-MAX_WAITING = 4096
-"""Requests of one model that may wait for an earlier one."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Model:
+    """One training run."""
 
-GAP_S = 900.0
-"""How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
+    id: str
+    session_id: str
+    tenant: Tenant
+    base_model: str  # the name its client knows
+    queue: RequestQueue
+    lora: LoraConfig | None = None  # None until it is made
+    user_metadata: dict[str, Any] = field(default_factory=dict)
+    created_at: float  # unix s
+    last_request_at: float  # unix s
+    placement: Placement = field(default_factory=Placement)
+    stand_in_announced: bool = False  # its client and the log have read that stable_reinforce is ours here
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of a training run, ready to be executed in its turn."""
+
+    model: Model
+    request: Request
+    future: Future
 
 
 class Executor(Protocol):
-    """Who does the work of a queue."""
+    """Who does the work of a queue: `service.execution`, which is above this module."""
 
     async def execute(self, job: Job) -> Outcome:
         """What the future is settled with."""
@@ -58,7 +86,6 @@ class Executor(Protocol):
 
     async def afterwards(self, job: Job) -> None:
         """What may follow before the next job begins."""
-        ...
 
 
 class RequestQueue:
@@ -76,8 +103,8 @@ class RequestQueue:
         """Execute the job once every earlier number was executed or burnt."""
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:
-            late = replace(failure(_late(seq, self._next)), state="refused")  # never executed, never replayed
-            self._futures.settle(job.future, late)
+            what, why = f"Request {seq} of this model comes too late.", f"request {self._next} is next."
+            self._refuse(job, InvalidData(what, f"It was refused or lost before, and {why}", AGAIN))
             return
         self._waiting[seq] = job
         job.future.place = partial(self._place, seq)
@@ -113,17 +140,43 @@ class RequestQueue:
                 "Send it, or make a new training client.",
             )
 
+    def _refuse(self, job: Job, error: HalteresError) -> None:
+        """It is never executed, and never replayed."""
+        self._futures.settle(job.future, replace(failure(error), state="refused"))
+
+    def _place(self, seq: int) -> Place:
+        if not self._running:
+            return Place(f"request {self._next} of this model comes first, and has not arrived", stuck=True)
+        return Place(
+            "it is being executed" if seq == self._next else f"request {self._next} of this model is executed first"
+        )
+
     def _go_on(self) -> None:
         self._skip_burnt()
         if not self._running and self._next in self._waiting:
             self._running = True
-            self._tasks.create_task(self._drain(), name="training lane")
+            self._tasks.create_task(self._drain(), name="training requests")
 
-    def _place(self, seq: int) -> Place:
-        if self._running:
-            first = f"request {self._next} of this model is executed first"
-            return Place("it is being executed" if seq == self._next else first)
-        return Place(f"request {self._next} of this model comes first, and has not arrived", stuck=True)
+    def _skip_burnt(self) -> None:
+        while self._next in self._burnt:
+            self._burnt.discard(self._next)
+            self._next += 1
+
+    async def _drain(self) -> None:
+        try:
+            while not self._futures.closing and (job := self._waiting.pop(self._next, None)) is not None:
+                outcome = await outcome_of(job.future, lambda job=job: self._work.execute(job))
+                self._futures.settle(job.future, outcome)
+                try:
+                    with boundary(ServerError, "What follows a request"):
+                        await self._work.afterwards(job)
+                except HalteresError as error:  # it has no future to fail, and must not stop the queue
+                    log.error("After request %s: %s", job.future.request_id, error)
+                self._next += 1
+                self._skip_burnt()
+        finally:
+            self._running = False
+            self._mind_the_gap()
 
     def _mind_the_gap(self) -> None:
         """Requests wait for one that has not arrived: not for ever."""
@@ -142,79 +195,10 @@ class RequestQueue:
         log.warning("Request %d of a training run did not arrive in %g s; %d fail.", missing, GAP_S, len(self._waiting))
         jobs, self._waiting = self._waiting, {}
         self._next = max(jobs) + 1
+        what = f"Request {missing} of this model never arrived, and this one comes after it."
+        why = "Its client gave its number away and did not send it: an error was raised there before."
         for job in jobs.values():
-            self._futures.settle(job.future, replace(failure(_missing(missing)), state="refused"))
-
-    def _skip_burnt(self) -> None:
-        while self._next in self._burnt:
-            self._burnt.discard(self._next)
-            self._next += 1
-
-    async def _drain(self) -> None:
-        try:
-            while not self._futures.closing and (job := self._waiting.pop(self._next, None)) is not None:
-                outcome = await outcome_of(job.future, lambda job=job: self._work.execute(job))
-                self._futures.settle(job.future, outcome)
-                await self._afterwards(job)
-                self._next += 1
-                self._skip_burnt()
-        finally:
-            self._running = False
-            self._mind_the_gap()
-
-    async def _afterwards(self, job: Job) -> None:
-        """Whatever goes wrong now has no future to fail, and must not stop the queue."""
-        try:
-            with boundary(ServerError, "What follows a request"):
-                await self._work.afterwards(job)
-        except HalteresError as error:
-            log.error("After request %s: %s", job.future.request_id, error)
-
-
-def _missing(seq: int) -> InvalidData:
-    return InvalidData(
-        f"Request {seq} of this model never arrived, and this one comes after it.",
-        "Its client gave its number away and did not send it: an error was raised there before.",
-        "Make a new training client, from a checkpoint if there is one.",
-    )
-
-
-def _late(seq: int, expected: int) -> InvalidData:
-    return InvalidData(
-        f"Request {seq} of this model comes too late.",
-        f"It was refused or lost before, and request {expected} is next.",
-        "Make a new training client, from a checkpoint if there is one.",
-    )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Model:
-    """One training run."""
-
-    id: str
-    session_id: str
-    tenant: Tenant
-    base_model: str  # the name its client knows
-    queue: RequestQueue
-    lora: LoraConfig | None = None  # None until it is made
-    user_metadata: dict[str, Any] = field(default_factory=dict)
-    created_at: float  # unix s
-    last_request_at: float  # unix s
-    placement: Placement = field(default_factory=Placement)
-    stand_in_announced: bool = False  # its client and the log have read that stable_reinforce is ours here
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request of a training run, ready to be executed in its turn."""
-
-    model: Model
-    request: Request
-    future: Future
-
-
-EVERY_SEQ = 2**63 - 1
-"""Above every request's number."""
+            self._refuse(job, InvalidData(what, why, AGAIN))
 
 
 def model_id_of(session_id: str, seq: int) -> str:
@@ -232,28 +216,24 @@ class Models:
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
-        last, first_open = await self._journal.last_settled(), await self._journal.first_open()
+        last, first_open, burnt = await self._journal.positions()
         for row in await self._journal.rows(MODELS):
             lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
             point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
             known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
-            placement = Placement(point=point, forgotten=covered == EVERY_SEQ)
-            model = Model(
-                **row, lora=lora, queue=self._queue(next_seq), last_request_at=steady_time(), placement=placement
-            )
-            self._enter(model)
-        for run, seq in await self._journal.burnt():
+            placement, queue = Placement(point=point, forgotten=covered == EVERY_SEQ), self._queue(next_seq)
+            self._enter(Model(**row, lora=lora, queue=queue, last_request_at=steady_time(), placement=placement))
+        for run, seq in burnt:
             if run in self._known:
                 self._known[run].queue.burn(seq)
 
-    def _enter(self, model: Model) -> Model:
-        self._known[model.id] = model
-        self._of_session[model.session_id].append(model)
-        return model
-
     def _queue(self, next_seq: int = 0) -> RequestQueue:
         return RequestQueue(self._futures, self._tasks, self._work, next_seq)
+
+    def _enter(self, model: Model) -> None:
+        self._known[model.id] = model
+        self._of_session[model.session_id].append(model)
 
     def find(self, model_id: str, tenant: Tenant) -> Model:
         """The training run of this id, asked for now."""
@@ -282,17 +262,14 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            now = steady_time()
-            model = Model(
-                id=model_id,
-                session_id=session_id,
-                tenant=tenant,
-                base_model=base_model,
-                queue=self._queue(),
-                user_metadata=user_metadata,
-                created_at=now,
-                last_request_at=now,
-            )
+            facts: dict[str, Any] = {
+                "id": model_id,
+                "session_id": session_id,
+                "tenant": tenant,
+                "base_model": base_model,
+            }
+            now, queue = steady_time(), self._queue()
+            model = Model(**facts, queue=queue, user_metadata=user_metadata, created_at=now, last_request_at=now)
             await record(self._journal, model)
             if model_id not in self._known:  # a repetition may have been faster
                 self._enter(model)
@@ -302,18 +279,14 @@ class Models:
         """A request of this model was refused with a 4xx: its client will never fill the gap."""
         model = self._known.get(model_id)
         if model is not None and model.tenant == tenant and not model.queue.holds(seq):
-            await self._journal.burn(model_id, seq)
+            await self._journal.put(BURNT, model_id=model_id, seq=seq)
             model.queue.burn(seq)
 
 
 async def record(journal: Journal, model: Model) -> None:
     """Write down what is known of a training run."""
-    facts = ("id", "session_id", "tenant", "base_model", "user_metadata", "created_at")
-    values = {name: getattr(model, name) for name in facts}
-    point = model.placement.point
-    await journal.added(
-        MODELS, **values, lora=msgspec.to_builtins(model.lora), point=point, covered=point, settled=model.queue.settled
-    )
+    point, lora = model.placement.point, msgspec.to_builtins(model.lora)
+    await journal.put(MODELS, model, lora=lora, point=point, covered=point, settled=model.queue.settled)
 
 
 async def record_point(journal: Journal, model: Model, seq: int | None) -> None:

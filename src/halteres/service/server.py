@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,51 +36,36 @@ from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Options, Service, locked, opened
 from halteres.service.tenancy.keys import Keys
 
-EVERY_S = 60.0
-"""The same warning is written so often at most."""
+KEEP_ALIVE_S = 900
+"""How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
 
+DRAIN_S = 2  # how long answers under way may take after the end was asked for
+EVERY_S = 60.0  # the same warning is written so often at most
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Warned:
-    """A warning that was written."""
-
-    at: float  # s
-    unwritten: int = 0  # ... and came again since
-
-
 class Seldom(logging.Filter):
-    """Lets each warning through once a minute, with the number of those held back before; no line per bad request."""
+    """Lets each warning of uvicorn's through once a minute: no line per bad request."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock, self._warned = clock, dict[str, Warned]()
+        self._written: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
         if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
             return False  # uvicorn has said in a line of its own that it cancels what did not end in time
-        return record.levelno != logging.WARNING or self._due(record)
-
-    def _due(self, record: logging.LogRecord) -> bool:
-        now, before = self._clock(), self._warned.get(record.msg)
-        if before is not None and now - before.at < EVERY_S:
-            before.unwritten += 1
-            return False
-        self._warned[record.msg] = Warned(now)
-        if before is not None and before.unwritten:
-            record.msg = f"{record.msg} ({before.unwritten} more since the last such line.)"
-        return True
+        if record.levelno != logging.WARNING:
+            return True
+        now = time.monotonic()
+        due = now - self._written.get(record.msg, -math.inf) >= EVERY_S
+        if due:
+            self._written[record.msg] = now
+        return due
 
 
 SELDOM = Seldom()
-
-
-def quieten() -> None:
-    """For this process; repeated, it changes nothing."""
-    logging.getLogger("uvicorn.error").addFilter(SELDOM)
 
 
 def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
@@ -111,13 +96,6 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     return app
 
 
-KEEP_ALIVE_S = 900
-"""How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
-
-DRAIN_S = 2
-"""How long answers under way may take after the end was asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tls:
     """What a server shows that it is who it says."""
@@ -142,7 +120,7 @@ class ServiceServer(Server):
 
     def __init__(self, service: Service, tls: Tls | None = None) -> None:
         self._service, self._shutdown = service, Shutdown()
-        quieten()
+        logging.getLogger("uvicorn.error").addFilter(SELDOM)
         super().__init__(
             uvicorn.Config(
                 create_app(service, self._shutdown),
@@ -191,7 +169,16 @@ async def serve(
 
 async def _tend(fleet: Fleet, state: Path, url: str, bound: socket.socket, server: ServiceServer) -> None:
     """Start the engines, one after the other, for each looks how much memory is free; name them, and every later one,
-    in the card."""
+    in service.json."""
+
+    async def name_successors(host: Host[Any]) -> None:
+        while True:
+            await host.until("ready", restarts=host.restarts + 1)
+            try:
+                _write_card(state, fleet, url, bound)
+            except ServerError as error:  # its readers miss a process id; clients miss nothing
+                log.error("%s", error)
+
     try:
         for host in fleet.hosts:
             await host.start()
@@ -202,16 +189,7 @@ async def _tend(fleet: Fleet, state: Path, url: str, bound: socket.socket, serve
     log.info("The training service answers on %s (state in %s).", url, state)
     async with asyncio.TaskGroup() as tasks:
         for host in fleet.hosts:
-            tasks.create_task(_name_successors(host, fleet, state, url, bound), name="engine's card")
-
-
-async def _name_successors(host: Host[Any], fleet: Fleet, state: Path, url: str, bound: socket.socket) -> None:
-    while True:
-        await host.until("ready", restarts=host.restarts + 1)
-        try:
-            _write_card(state, fleet, url, bound)
-        except ServerError as error:  # its readers miss a process id; clients miss nothing
-            log.error("%s", error)
+            tasks.create_task(name_successors(host), name="engine's card")
 
 
 def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> None:
@@ -232,8 +210,5 @@ def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> No
     try:
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
-        raise ServerError(
-            f"{file} cannot be written.",
-            f"{error.strerror or error}.",
-            f"See that {state} is yours to write and not full, and start the service again.",
-        ) from error
+        why, remedy = f"{error.strerror or error}.", f"See that {state} is yours to write and not full"
+        raise ServerError(f"{file} cannot be written.", why, f"{remedy}, and start the service again.") from error

@@ -22,10 +22,12 @@ from typing import Literal
 
 from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
 from halteres.process import steady_time
+from halteres.service.adapters import Adapters, CustomLosses
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
 from halteres.service.durable.journal import Journal, Recorded
+from halteres.service.execution import Training
 from halteres.service.fleet import Fleet
 from halteres.service.models import Job, Models
 from halteres.service.sampling.samplers import Samplers, sampler_id
@@ -35,11 +37,11 @@ from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training.adapters import Adapters
-from halteres.service.training.custom_losses import CustomLosses
-from halteres.service.training.execution import Training
 from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
+
+FULL_KEEP_S = 60.0  # how long a settled request may be asked for again of a journal that has grown too large
+GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +66,6 @@ class Options:
     client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.sessions` has them
 
 
-FULL_KEEP_S = 60.0
-"""How long a settled request may be asked for again of a journal that has grown too large."""
-
-
-GENERATE = "generate"
-"""Inference answered on its own connection, which ended with the earlier life."""
-
-
 class Service:
     """Everything behind the routes; `opened` opens and closes it."""
 
@@ -91,16 +85,8 @@ class Service:
             fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
-        self.samples = Samples(
-            fleet,
-            self.futures,
-            self.samplers,
-            self.snapshots,
-            tasks,
-            self.threads,
-            logprobs=options.sample_logprobs,
-            limits=options.limits,
-        )
+        sampling = self.samplers, self.snapshots, tasks, self.threads
+        self.samples = Samples(fleet, self.futures, *sampling, logprobs=options.sample_logprobs, limits=options.limits)
         training = Training(
             journal=journal,
             adapters=self.adapters,
@@ -117,7 +103,7 @@ class Service:
 
     def refuse_session(self, tenant: Tenant) -> None:
         """Raise LimitReached if a tenant has as many sessions as it may have."""
-        self.options.limits.of(tenant).check_sessions(len(self._alive(tenant)))
+        self.options.limits.of(tenant).check_alive("sessions", len(self._alive(tenant)))
 
     def refuse_model(self, session: Session, model_id: str, rank: int | None = None) -> None:
         """Raise LimitReached if a tenant has as many training runs as it may have, or none of this rank; a repetition
@@ -125,7 +111,7 @@ class Service:
         if self.models.of_id(model_id) is not None:
             return
         limits, alive = self.options.limits.of(session.tenant), self._alive(session.tenant)
-        limits.check_models(sum(model.session_id in alive for model in self.models.all(session.tenant)))
+        limits.check_alive("models", sum(model.session_id in alive for model in self.models.all(session.tenant)))
         if rank is not None:
             limits.check_rank(rank)
 
@@ -134,7 +120,8 @@ class Service:
         of_session = self.samplers.of_session
         if sampler_id(session.id, seq) not in of_session(session.id):
             alive = self._alive(session.tenant) | {session.id}
-            self.options.limits.of(session.tenant).check_samplers(sum(len(of_session(one)) for one in alive))
+            limits = self.options.limits.of(session.tenant)
+            limits.check_alive("samplers", sum(len(of_session(one)) for one in alive))
 
     def _alive(self, tenant: Tenant) -> set[str]:
         """The ids of sessions that have not finished, nor fallen silent."""
@@ -165,20 +152,22 @@ class Reaper:
                 log.warning("What has ended could not be cleared away: %s", error)
 
     async def _clear_adapters(self, now: float) -> None:
-        for session in self._service.sessions.all():
-            for model in self._service.models.of_session(session.id):
+        service = self._service
+        for session in service.sessions.all():
+            for model in service.models.of_session(session.id):
                 silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
                 # An adapter that leaves now is forgotten in a later look: a client may have been held as we were.
                 if model.placement.engine is not None:
-                    if session.finished is not None or silent_s > self._service.options.silent_s:
-                        await self._service.adapters.unload(model)
-                elif silent_s > self._service.options.keep_points_s:
-                    await self._service.adapters.forget(model)
-                    await self._service.samplers.forget(model)
+                    if session.finished is not None or silent_s > service.options.silent_s:
+                        await service.adapters.unload(model)
+                elif silent_s > service.options.keep_points_s:
+                    await service.adapters.forget(model)
+                    await service.samplers.forget(model)
 
     async def _clear_requests(self, now: float) -> None:
-        full = await self._service.journal.used_bytes() > self._service.options.journal_bytes
-        await self._service.journal.forget(now - (FULL_KEEP_S if full else self._service.options.keep_requests_s))
+        journal, options = self._service.journal, self._service.options
+        full = await journal.used_bytes() > options.journal_bytes
+        await journal.forget(now - (FULL_KEEP_S if full else options.keep_requests_s))
 
     async def retire(self, session: Session) -> None:
         """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
@@ -186,7 +175,7 @@ class Reaper:
             await self._service.adapters.unload(model)
 
 
-async def take_up(service: Service) -> None:
+async def recover(service: Service) -> None:
     """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
     futures = service.futures
     rows = await service.journal.left_open()
@@ -198,24 +187,23 @@ async def take_up(service: Service) -> None:
         elif row.kind in AT_ONCE:
             futures.settle(futures.adopt(row), outcome_of_earlier(row))
         else:
-            _into_queue(row, futures, service.models)
+            _into_queue(service, row)
     if rows:
         log.info("%d requests that were open are taken up again.", len(rows))
 
 
-def _into_queue(row: Recorded, futures: Futures, models: Models) -> None:
-    future = futures.adopt(row)
+def _into_queue(service: Service, row: Recorded) -> None:
+    future = service.futures.adopt(row)
     try:
-        model = models.of_id(row.subject)
+        model = service.models.of_id(row.subject)
         if model is None or row.seq is None:
             raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
-        asked = read_request(row.kind, row.content_type, row.body)
+        body = read_request(row.kind, row.content_type, row.body)
     except HalteresError as error:
-        futures.settle(future, failure(error))
+        service.futures.settle(future, failure(error))
         return
-    model.queue.put(
-        Job(model, Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {}), future)
-    )
+    request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=body, drawn=row.drawn or {})
+    model.queue.put(Job(model, request, future))
 
 
 @contextmanager
@@ -232,21 +220,17 @@ def locked(state: Path) -> Iterator[None]:
     except OSError as error:
         raise ServerError(f"The state directory {state} cannot be used.", f"{error.strerror}.") from error
     try:
-        _lock(descriptor, state)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(
+                f"Another service uses the state directory {state}.",
+                "Two services on one state would overwrite each other.",
+                "Stop that one, or name another directory.",
+            ) from error
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, state: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise Conflict(
-            f"Another service uses the state directory {state}.",
-            "Two services on one state would overwrite each other.",
-            "Stop that one, or name another directory.",
-        ) from error
 
 
 @asynccontextmanager
@@ -265,7 +249,7 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
             await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
-            await take_up(service)
+            await recover(service)
             reaping = tasks.create_task(service.reaper.run(), name="reaper")
             try:
                 yield service

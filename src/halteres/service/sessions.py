@@ -72,8 +72,7 @@ class Sessions:
             created_at=now,
             last_seen=now,
         )
-        facts = ("id", "tenant", "tags", "user_metadata", "project_id", "display_name", "created_at")
-        await self._journal.added(SESSIONS, **{name: getattr(session, name) for name in facts})
+        await self._journal.put(SESSIONS, session)
         self._known[session.id] = session
         return session
 

@@ -1,1 +1,1 @@
-"""A deterministic engine without weights, for tests of ours and of whoever writes a client."""
+"""An engine without weights, for tests of everything around an engine."""

@@ -1,20 +1,30 @@
 """An engine without weights, for tests of everything around an engine: ours and our users'.
 
-Owns: the whole `Engine` protocol, answered from a fixed bigram model (`hooks` has the hooks by which a test
-holds, fails or slows a call).
-Its weights are a version and a shape, in real PEFT folders.
+It answers the whole `Engine` protocol from a fixed bigram model; its weights are a version and a shape, in real PEFT
+folders. It needs no torch: a model folder's config and tokenizer are all it looks at. Log-probabilities are a pure
+function of (tokens, policy version); samples of (policy version, prompt, seed, index).
 
-Never: needs torch or reads weights; a model folder's config and tokenizer are all it looks at.
-Promise: logprobs are a pure function of (tokens, policy version); samples of (policy version, prompt, seed, index).
+A test holds, fails, slows and counts its calls:
+
+    held = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
+    await held.inside()                        # one is there
+    held.release()                             # they go on; later ones do not stop
+    engine.fail_next("optim_step", ServerError("The device is lost."))
+    engine.latency_s["sample"] = 0.05
+    engine.calls["sample"], engine.under_way["sample"]
 """
+
+# ruff: noqa: D102 - `Engine` says what each call does
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 import uuid
-from collections.abc import AsyncIterator
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +36,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from halteres.engine import protocol
-from halteres.engine.checks import array, check_adam, check_sampling, check_streamed, check_weights, tokens_of
-from halteres.engine.datums import TARGETS, check_pass
+from halteres.engine.checks import (
+    array,
+    check_adam,
+    check_sampling,
+    check_streamed,
+    check_weights,
+    loss_not_finite,
+    tokens_of,
+)
+from halteres.engine.datums import TARGETS, check_pass, inputs_of
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.protocol import (
     Adam,
@@ -46,12 +64,18 @@ from halteres.engine.protocol import (
     StepResult,
     Wanted,
 )
-from halteres.engine.scripted.hooks import Hooks
-from halteres.engine.scripted.losses import sum_of
-from halteres.engine.scripted.sampling import Asked, Bigram
+from halteres.engine.scripted.sampling import Bigram, SamplingRequest
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
-from halteres.errors import Conflict, InvalidData, NotFound, UserError
+from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
+from halteres.losses import find_kind
 from halteres.text import load_tokenizer
+
+CONFIG, TENSORS, STATE, OPTIMIZER = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "state.json",
+    "optimizer.safetensors",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +86,30 @@ class Weights:
     version: int
 
     def write(self, folder: Path, optimizer: bool, base_model: str, hidden_size: int) -> Saved:
-        """Write a PEFT folder with its state; whole or not at all."""
+        """Write a PEFT folder with its state, whole or not at all: one adapted projection, A from the seed, B filled
+        with the version."""
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.lora.rank,
+            "lora_alpha": self.lora.alpha,
+            "target_modules": ["q_proj"],
+            "bias": "none",
+            "inference_mode": True,
+        }
+        prefix, shape = "base_model.model.model.layers.0.self_attn.q_proj", (self.lora.rank, hidden_size)
+        generator = np.random.default_rng((self.lora.seed or 0) % 2**64)
+        tensors = {
+            f"{prefix}.lora_A.weight": generator.standard_normal(shape, np.float32),
+            f"{prefix}.lora_B.weight": np.full(shape[::-1], float(self.version), np.float32),
+        }
         with written(folder) as place:
-            (place / "adapter_config.json").write_text(json.dumps(_adapter_config(self.lora, base_model)))
-            state = {"version": self.version, "lora": msgspec.to_builtins(self.lora)}
-            (place / "state.json").write_text(json.dumps(state))
-            save_file(_tensors(self, hidden_size), place / "adapter_model.safetensors")
+            (place / CONFIG).write_text(json.dumps(config))
+            (place / STATE).write_bytes(msgspec.json.encode(self))
+            save_file(tensors, place / TENSORS)
             if optimizer:
-                save_file({"step": np.asarray([self.version])}, place / "optimizer.safetensors")
+                save_file({"step": np.asarray([self.version])}, place / OPTIMIZER)
         return Saved(folder=str(folder), size_bytes=size_of(folder), version=self.version)
 
     @classmethod
@@ -80,62 +120,63 @@ class Weights:
             NotFound: a file is missing; the message names it.
             InvalidData: a file cannot be read, or the adapter is none that an engine computes.
         """
-        needed = ["adapter_config.json", "adapter_model.safetensors"]
-        needed += ["optimizer.safetensors", "state.json"] * optimizer
-        missing = [name for name in needed if not (folder / name).is_file()]
-        if missing:
+        needed = (CONFIG, TENSORS, OPTIMIZER, STATE) if optimizer else (CONFIG, TENSORS)
+        if missing := [name for name in needed if not (folder / name).is_file()]:
             raise NotFound(
                 f"The folder {folder} is not the checkpoint that was asked for.",
                 f"It lacks {', '.join(missing)}.",
                 "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
             )
         try:
-            names = load_file(folder / "adapter_model.safetensors").keys()
-            if not (folder / "state.json").is_file():
+            names = load_file(folder / TENSORS).keys()
+            if not (folder / STATE).is_file():
                 return cls(lora=foreign_shape(folder, names), version=0)
-            return msgspec.json.decode((folder / "state.json").read_bytes(), type=cls)
+            return msgspec.json.decode((folder / STATE).read_bytes(), type=cls)
         except (msgspec.MsgspecError, SafetensorError) as error:
             raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
 
 
-def _adapter_config(lora: LoraConfig, base_model: str) -> dict[str, object]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "target_modules": ["q_proj"],
-        "bias": "none",
-        "inference_mode": True,
-    }
-
-
-def _tensors(weights: Weights, hidden_size: int) -> dict[str, np.ndarray]:
-    """One adapted projection: A from the seed, B filled with the version."""
-    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-    generator = np.random.default_rng((weights.lora.seed or 0) % 2**64)
-    shape = (weights.lora.rank, hidden_size)
-    return {
-        f"{prefix}.lora_A.weight": generator.standard_normal(shape, np.float32),
-        f"{prefix}.lora_B.weight": np.full(shape[::-1], float(weights.version), np.float32),
-    }
-
-
 @dataclass(slots=True, kw_only=True)
 class Adapter:
-    """A mutable adapter: weights, and datums whose gradient awaits a step."""
+    """A mutable adapter: weights, and the number of datums whose gradient awaits a step."""
 
     weights: Weights
     accumulated: int = 0
 
 
-class ScriptedEngine(Hooks):
+class Hold:
+    """Calls of one operation stop inside until `release`."""
+
+    def __init__(self) -> None:
+        self._arrived = asyncio.Semaphore(0)
+        self._released = asyncio.Event()
+
+    async def inside(self, count: int = 1) -> None:
+        """Wait until `count` calls more are inside."""
+        for _ in range(count):
+            await self._arrived.acquire()
+
+    def release(self) -> None:
+        """Let those inside and all later ones pass."""
+        self._released.set()
+
+    async def stop(self) -> None:
+        """The call's side: say that it is inside, then wait."""
+        self._arrived.release()
+        await self._released.wait()
+
+
+class ScriptedEngine:
     """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
 
     def __init__(self, folder: Path, name: str, threads: int = 1) -> None:
-        super().__init__()
-        config = _config(folder)
+        if not (folder / "config.json").is_file():
+            raise NotFound(
+                f"The folder {folder} holds no model.",
+                "config.json is missing.",
+                "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
+            )
+        config: dict[str, int] = json.loads((folder / "config.json").read_text())
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),
@@ -151,22 +192,41 @@ class ScriptedEngine(Hooks):
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
         )
-        self._hidden_size: int = config["hidden_size"]
+        self._hidden_size = config["hidden_size"]
         self._tokenizer = load_tokenizer(str(folder))
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Weights] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closed = asyncio.Event()
+        self._holds: dict[str, Hold] = {}
+        self._failures: defaultdict[str, deque[HalteresError]] = defaultdict(deque)
+        self.latency_s: dict[str, float] = {}
+        self.calls: Counter[str] = Counter()
+        self.under_way: Counter[str] = Counter()  # calls that are inside now
 
-    # Protocol
+    # What a test may do
+
+    def block(self, operation: str) -> Hold:
+        """From now on calls of this operation stop inside."""
+        self._holds[operation] = Hold()
+        return self._holds[operation]
+
+    def fail_next(self, operation: str, error: HalteresError, times: int = 1) -> None:
+        """The next `times` calls of this operation raise `error` and change nothing."""
+        self._failures[operation].extend([error] * times)
+
+    def release_all(self) -> None:
+        """Let everybody who is held go on."""
+        for hold in self._holds.values():
+            hold.release()
+
+    # The protocol
 
     async def info(self) -> ModelInfo:
-        """See `Engine`."""
         async with self._inside("info"):
             return self._info
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
-        """See `Engine`."""
         async with self._inside("create_adapter", adapter):
             if adapter in self._adapters:
                 raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
@@ -176,21 +236,19 @@ class ScriptedEngine(Hooks):
     async def forward_backward(
         self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
-        """See `Engine`."""
         async with self._inside("forward_backward", adapter):
             found = self._adapter(adapter)
-            config = check_pass(data, loss, self._info)
-            bigram = self._bigram(found.weights.version)
-            logprobs = [_target_logprobs(bigram, datum) for datum in data]
-            total = sum_of(loss, config, data, logprobs)
+            settings = check_pass(data, loss, self._info)
+            rows = [_target_logprobs(self._bigram(found.weights.version), datum) for datum in data]
+            total = sum(_loss(row, datum, loss, settings) for row, datum in zip(rows, data, strict=True))
+            if not math.isfinite(total):
+                raise loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
             if not forward_only:
                 found.accumulated += len(data)
-            metrics = {"loss:sum": total}
-            arrays = tuple(Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in logprobs)
-            return PassResult(logprobs=arrays, metrics=metrics)
+            arrays = tuple(Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in rows)
+            return PassResult(logprobs=arrays, metrics={"loss:sum": total})
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
-        """See `Engine`."""
         async with self._inside("optim_step", adapter):
             found = self._adapter(adapter)
             check_adam(adam)
@@ -206,31 +264,26 @@ class ScriptedEngine(Hooks):
             return StepResult(version=found.weights.version, metrics=metrics)
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
-        """See `Engine`."""
         async with self._inside("save", adapter):
             return self._adapter(adapter).weights.write(Path(folder), optimizer, self._info.name, self._hidden_size)
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
-        """See `Engine`."""
         async with self._inside("load", adapter):
             weights = Weights.read(Path(folder), optimizer)
             self._adapters[adapter] = Adapter(weights=weights)
             return StepResult(version=weights.version, metrics={})
 
     async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
-        """See `Engine`."""
         async with self._inside("snapshot", adapter):
             self._snapshots[snapshot] = self._adapter(adapter).weights
             return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """See `Engine`."""
         async with self._inside("save_snapshot"):
             saved = self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
             return msgspec.structs.replace(saved, sha256=digest(Path(folder)))
 
     async def hold(self, name: str, source: protocol.Weights) -> int:
-        """See `Engine`."""
         async with self._inside("hold"):
             if source.folder is None:
                 self._snapshots[name] = self._snapshot(source.name)
@@ -247,9 +300,8 @@ class ScriptedEngine(Hooks):
         params: SamplingParams,
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> SampleResult:
-        """See `Engine`."""
         async with self._inside("sample"):
-            return self._asked(snapshot, prompt, num_samples, params, wanted).result()
+            return self._request(snapshot, prompt, num_samples, params, wanted).result()
 
     async def stream(
         self,
@@ -259,31 +311,27 @@ class ScriptedEngine(Hooks):
         params: SamplingParams,
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """See `Engine`."""
         async with self._inside("stream"):
             check_streamed(wanted)
-            for piece in self._asked(snapshot, prompt, num_samples, params, wanted).pieces():
-                await self.pause("piece")
+            for piece in self._request(snapshot, prompt, num_samples, params, wanted).pieces():
+                await self._pause("piece")
                 await asyncio.sleep(0)  # others have their turn between two pieces
                 self._refuse_if_closed()
                 yield piece
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
-        """See `Engine`: here it is the base model as it is, since there is nothing to merge."""
         async with self._inside("merge"):
             version = Weights.read(Path(folder), optimizer=False).version
-            with written(Path(into)) as place:
+            with written(Path(into)) as place:  # the base model as it is: there is nothing to merge
                 shutil.copytree(self._info.folder, place, dirs_exist_ok=True)
             return Saved(folder=into, size_bytes=size_of(Path(into)), version=version)
 
     async def drop(self, name: str) -> None:
-        """See `Engine`."""
         async with self._inside("drop", name):
             self._adapters.pop(name, None)
             self._snapshots.pop(name, None)
 
     async def close(self) -> None:
-        """See `Engine`."""
         self._closed.set()
         self.release_all()
 
@@ -291,14 +339,26 @@ class ScriptedEngine(Hooks):
 
     @asynccontextmanager
     async def _inside(self, operation: str, adapter: str | None = None) -> AsyncIterator[None]:
-        """One call: in its adapter's turn, through the hooks."""
+        """One call: in its adapter's turn, counted, held, slowed and failed as planned."""
         turn = asyncio.Lock() if adapter is None else self._turns.setdefault(adapter, asyncio.Lock())
         async with turn:  # first come, first served
             self._refuse_if_closed()
-            async with self.passed(operation):
+            self.calls[operation] += 1
+            self.under_way[operation] += 1
+            try:
+                await self._pause(operation)
                 self._refuse_if_closed()
-                self.fail_as_planned(operation)
+                if self._failures[operation]:
+                    raise self._failures[operation].popleft()
                 yield
+            finally:
+                self.under_way[operation] -= 1
+
+    async def _pause(self, operation: str) -> None:
+        if hold := self._holds.get(operation):
+            await hold.stop()
+        if delay := self.latency_s.get(operation):
+            await asyncio.sleep(delay)
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():
@@ -317,27 +377,28 @@ class ScriptedEngine(Hooks):
     def _bigram(self, version: int) -> Bigram:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
-    def _asked(
+    def _request(
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
-    ) -> Asked:
+    ) -> SamplingRequest:
         version = 0 if snapshot is None else self._snapshot(snapshot).version
         limit = check_sampling(prompt, num_samples, params, self._info, wanted)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
-        return Asked(
+
+        def stops(tokens: list[int]) -> bool:
+            if tokens[-1] in stop_tokens:
+                return True
+            text = self._tokenizer.decode(tokens, skip_special_tokens=False) if params.stop_strings else ""
+            return any(stop in text for stop in params.stop_strings)
+
+        return SamplingRequest(
             bigram=self._bigram(version),
             prompt=prompt,
             num_samples=num_samples,
             params=params,
             wanted=wanted,
             limit=limit,
-            stops=lambda tokens: self._stops(tokens, stop_tokens, params.stop_strings),
+            stops=stops,
         )
-
-    def _stops(self, tokens: list[int], stop_tokens: tuple[int, ...], stop_strings: tuple[str, ...]) -> bool:
-        if tokens[-1] in stop_tokens:
-            return True
-        text = self._tokenizer.decode(tokens, skip_special_tokens=False) if stop_strings else ""
-        return any(stop in text for stop in stop_strings)
 
 
 def _target_logprobs(bigram: Bigram, datum: Datum) -> np.ndarray:
@@ -347,12 +408,13 @@ def _target_logprobs(bigram: Bigram, datum: Datum) -> np.ndarray:
     return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
 
 
-def _config(folder: Path) -> dict[str, int]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise NotFound(
-            f"The folder {folder} holds no model.",
-            "config.json is missing.",
-            "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
-        )
-    return json.loads(file.read_text())
+def _loss(logprobs: np.ndarray, datum: Datum, loss: LossSpec, settings: Mapping[str, float]) -> float:
+    """A number for a loss, not its formula: `cross_entropy` and `importance_sampling` are exact, others like one of
+    them."""
+    if loss.custom is not None:
+        raise UserError("The scripted engine computes no custom losses.", next="Use the engine that holds weights.")
+    inputs, lp = inputs_of(datum, loss, settings), logprobs.astype(np.float64)
+    if find_kind(loss.name).reweighs:
+        with np.errstate(over="ignore", invalid="ignore"):
+            lp = np.where(inputs["advantages"] != 0, np.exp(lp - inputs["logprobs"]), 0.0)
+    return -float((inputs["weights" if "weights" in inputs else "advantages"] * lp).sum())

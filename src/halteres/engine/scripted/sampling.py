@@ -1,10 +1,8 @@
-"""Sampling without weights: what the scripted engine tells of a prompt and of the tokens after it.
+"""Sampling without weights: a fixed bigram model, and the walk of one request's sequences through it.
 
-Owns: next-token distributions and random numbers that are pure functions of what was sampled before; the walk of one
-request's sequences through the bigram model, whole or told token by token; what is asked of the prompt.
-Never: waits; keeps anything between two requests.
+Distributions and random numbers are pure functions of what was sampled before.
 
-S sequences, V vocabulary, P tokens of the prompt, K values per position.
+S sequences, V vocabulary, P tokens of the prompt, K values per position, R rows, L positions.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -23,6 +20,11 @@ from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams,
 
 END_SHARE = 1 / 16
 """Probability of the end token after any token, so that tests see answers that stop and answers that are cut."""
+
+FILLER = -99999.0
+
+ALTERNATIVES_AT = 1 << 32
+"""Random numbers for a prompt's alternatives begin at this position, far behind any sequence's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,8 @@ class Bigram:
 
     def logprobs(self, before_R: np.ndarray) -> np.ndarray:
         """Log-softmax rows, shape (R, V), float32."""
-        keys_RV = before_R.astype(np.uint64)[:, None] * np.uint64(self.vocab_size) + np.arange(
-            self.vocab_size, dtype=np.uint64
-        )
+        tokens_V = np.arange(self.vocab_size, dtype=np.uint64)
+        keys_RV = before_R.astype(np.uint64)[:, None] * np.uint64(self.vocab_size) + tokens_V
         weights_RV = np.exp(3.0 * _uniform(keys_RV ^ _mixed(np.uint64(self.version) + np.uint64(1))))
         shares_RV = weights_RV / weights_RV.sum(axis=1, keepdims=True) * (1 - END_SHARE)
         shares_RV[:, self.end_token] += END_SHARE
@@ -47,38 +48,6 @@ class Bigram:
         """The log-probability of each target after each token before, float32."""
         rows, index = np.unique(before, return_inverse=True)
         return self.logprobs(rows)[index, targets]
-
-
-def draws(seed: int, prompt: bytes, num_sequences: int, position: int) -> np.ndarray:
-    """One uniform number in [0, 1) per sequence, shape (S,)."""
-    key = _mixed(np.uint64(seed % 2**64) ^ np.uint64(zlib.crc32(prompt)) << np.uint64(32))
-    stream_S = _mixed(key + np.arange(num_sequences, dtype=np.uint64))
-    return _uniform(stream_S + np.uint64(position))
-
-
-def choose(logprobs_SV: np.ndarray, params: SamplingParams, draws_S: np.ndarray) -> np.ndarray:
-    """The token of each row under temperature, top-k and top-p, by inverse distribution; greedy at temperature 0."""
-    if params.temperature == 0:
-        return logprobs_SV.argmax(axis=1)
-    scaled_SV = logprobs_SV.astype(np.float64) / params.temperature
-    shares_SV = np.exp(scaled_SV - scaled_SV.max(axis=1, keepdims=True))
-    shares_SV /= shares_SV.sum(axis=1, keepdims=True)
-    kept_SV = np.where(_kept(shares_SV, params), shares_SV, 0.0)
-    sums_SV = kept_SV.cumsum(axis=1)
-    chosen_S = (sums_SV <= draws_S[:, None] * sums_SV[:, -1:]).sum(axis=1)
-    last_S = kept_SV.shape[1] - 1 - (kept_SV[:, ::-1] > 0).argmax(axis=1)
-    return np.minimum(chosen_S, last_S)
-
-
-def _kept(shares_SV: np.ndarray, params: SamplingParams) -> np.ndarray:
-    order_SV = np.argsort(-shares_SV, axis=1, kind="stable")
-    ranked_SV = np.take_along_axis(shares_SV, order_SV, axis=1)
-    keep_SV = (ranked_SV.cumsum(axis=1) - ranked_SV) < params.top_p
-    if params.top_k > 0:
-        keep_SV[:, params.top_k :] = False
-    kept_SV = np.empty_like(keep_SV)
-    np.put_along_axis(kept_SV, order_SV, keep_SV, axis=1)
-    return kept_SV
 
 
 def _mixed(value: np.ndarray | np.uint64) -> np.ndarray:
@@ -93,13 +62,34 @@ def _uniform(keys: np.ndarray) -> np.ndarray:
     return (_mixed(keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-FILLER = -99999.0
-_ALTERNATIVES = 1 << 32
-"""Draws for a prompt's alternatives begin at this position, far behind any sequence's."""
+def _uniform_numbers(seed: int, prompt: bytes, num_sequences: int, position: int) -> np.ndarray:
+    """One number in [0, 1) per sequence, shape (S,)."""
+    key = _mixed(np.uint64(seed % 2**64) ^ np.uint64(zlib.crc32(prompt)) << np.uint64(32))
+    return _uniform(_mixed(key + np.arange(num_sequences, dtype=np.uint64)) + np.uint64(position))
+
+
+def _choose(logprobs_SV: np.ndarray, params: SamplingParams, uniform_S: np.ndarray) -> np.ndarray:
+    """The token of each row under temperature, top-k and top-p, by inverse distribution; greedy at temperature 0."""
+    if params.temperature == 0:
+        return logprobs_SV.argmax(axis=1)
+    scaled_SV = logprobs_SV.astype(np.float64) / params.temperature
+    shares_SV = np.exp(scaled_SV - scaled_SV.max(axis=1, keepdims=True))
+    shares_SV /= shares_SV.sum(axis=1, keepdims=True)
+    order_SV = np.argsort(-shares_SV, axis=1, kind="stable")
+    ranked_SV = np.take_along_axis(shares_SV, order_SV, axis=1)
+    keep_SV = (ranked_SV.cumsum(axis=1) - ranked_SV) < params.top_p
+    if params.top_k > 0:
+        keep_SV[:, params.top_k :] = False
+    kept_SV = np.zeros_like(shares_SV)
+    np.put_along_axis(kept_SV, order_SV, np.where(keep_SV, ranked_SV, 0.0), axis=1)
+    sums_SV = kept_SV.cumsum(axis=1)
+    chosen_S = (sums_SV <= uniform_S[:, None] * sums_SV[:, -1:]).sum(axis=1)
+    last_S = kept_SV.shape[1] - 1 - (kept_SV[:, ::-1] > 0).argmax(axis=1)
+    return np.minimum(chosen_S, last_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SamplingRequest:
     """One checked request."""
 
     bigram: Bigram
@@ -112,17 +102,18 @@ class Asked:
 
     def pieces(self) -> Iterator[Piece]:
         """Every sequence's tokens, one at a time, in turn."""
-        told: list[list[int]] = [[] for _ in range(self.num_samples)]
+        written: list[list[int]] = [[] for _ in range(self.num_samples)]
         ended: set[int] = set()
         before_S = np.full(self.num_samples, tokens_of(self.prompt)[-1])
         for position in range(self.limit):
             raw_SV = self.bigram.logprobs(before_S)
-            before_S = choose(raw_SV, self.params, draws(self.params.seed, self.prompt, self.num_samples, position))
+            uniform_S = _uniform_numbers(self.params.seed, self.prompt, self.num_samples, position)
+            before_S = _choose(raw_SV, self.params, uniform_S)
             shown_SV = _tempered(raw_SV, self.params.temperature) if self.params.logprobs == "tempered" else raw_SV
             for sample in range(self.num_samples):
                 if sample not in ended:
-                    told[sample].append(int(before_S[sample]))
-                    piece = self._piece(sample, told[sample], shown_SV[sample])
+                    written[sample].append(int(before_S[sample]))
+                    piece = self._piece(sample, written[sample], shown_SV[sample])
                     yield piece
                     if piece.stop_reason is not None:
                         ended.add(sample)
@@ -134,51 +125,56 @@ class Asked:
         of_sample: list[list[Piece]] = [[] for _ in range(self.num_samples)]
         for piece in self.pieces():
             of_sample[piece.sample].append(piece)
+        wanted, prompt = self.wanted, tokens_of(self.prompt)
+        after_PV = self.bigram.logprobs(prompt[:-1]) if wanted.of_prompt else np.empty((0, 0), np.float32)
+        known = (
+            np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1) if wanted.prompt_logprobs else None
+        )
         return SampleResult(
             sequences=tuple(_sequence(joined(pieces)) for pieces in of_sample),
             version=self.bigram.version,
-            prompt_logprobs=self._prompt_logprobs() if self.wanted.prompt_logprobs else None,
-            topk_prompt=self._topk_prompt(self.wanted.topk_prompt) if self.wanted.topk_prompt else None,
-            target_logprobs=self._target_logprobs(self.wanted.targets) if self.wanted.targets is not None else None,
-            alternatives=self._alternatives(self.wanted.alternatives) if self.wanted.alternatives else None,
+            prompt_logprobs=None if known is None else np.append(np.float32(np.nan), known).tobytes(),
+            topk_prompt=_behind_filler(_most_likely(after_PV, wanted.topk_prompt)) if wanted.topk_prompt else None,
+            target_logprobs=None if wanted.targets is None else _scored(wanted.targets, after_PV),
+            alternatives=self._alternatives(after_PV, wanted.alternatives) if wanted.alternatives else None,
         )
 
     def _piece(self, sample: int, tokens: list[int], logprobs_V: np.ndarray) -> Piece:
-        reason: Literal["stop", "length"] | None = "length" if len(tokens) == self.limit else None
+        reason = "stop" if self.stops(tokens) else "length" if len(tokens) == self.limit else None
         return Piece(
             sample=sample,
             tokens=np.int32(tokens[-1]).tobytes(),
             logprobs=np.float32(logprobs_V[tokens[-1]]).tobytes(),
             version=self.bigram.version,
             top=_most_likely(logprobs_V[None], self.wanted.topk_sampled) if self.wanted.topk_sampled else None,
-            stop_reason="stop" if self.stops(tokens) else reason,
+            stop_reason=reason,
         )
 
-    def _prompt_logprobs(self) -> bytes:
-        prompt = tokens_of(self.prompt)
-        known = self.bigram.logprobs_of(prompt[:-1], prompt[1:])
-        return np.concatenate([[np.float32(np.nan)], known]).astype(np.float32).tobytes()
-
-    def _topk_prompt(self, k: int) -> TopK:
-        known = _most_likely(self.bigram.logprobs(tokens_of(self.prompt)[:-1]), k)
-        ids, logprobs = np.zeros(k, np.int32).tobytes(), np.full(k, FILLER, np.float32).tobytes()
-        return TopK(k=k, length=known.length + 1, ids=ids + known.ids, logprobs=logprobs + known.logprobs)
-
-    def _target_logprobs(self, targets: Array) -> Array:
-        given = array(targets)
-        rows = self.bigram.logprobs(tokens_of(self.prompt)[:-1])
-        known = np.where(given < 0, np.float32(0), np.take_along_axis(rows, np.maximum(given, 0), axis=1))
-        return Array(dtype="float32", shape=given.shape, data=known.astype(np.float32).tobytes())
-
-    def _alternatives(self, k: int) -> TopK:
-        rows = self.bigram.logprobs(tokens_of(self.prompt)[:-1])
-        shape = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
+    def _alternatives(self, after_PV: np.ndarray, k: int) -> TopK:
+        """K tokens drawn at each position of the prompt, at the temperature alone."""
+        params = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
         ids = [
-            choose(np.repeat(row[None], k, axis=0), shape, draws(shape.seed, self.prompt, k, _ALTERNATIVES + i))
-            for i, row in enumerate(rows)
+            _choose(
+                np.repeat(row_V[None], k, axis=0),
+                params,
+                _uniform_numbers(params.seed, self.prompt, k, ALTERNATIVES_AT + at),
+            )
+            for at, row_V in enumerate(after_PV)
         ]
-        drawn = np.asarray(ids, np.int64).reshape(len(rows), k)
-        return _listed(drawn, np.take_along_axis(rows, drawn, axis=1))
+        ids_PK = np.asarray(ids, np.int64).reshape(len(after_PV), k)
+        return _listed(ids_PK, np.take_along_axis(after_PV, ids_PK, axis=1))
+
+
+def _scored(targets: Array, after_PV: np.ndarray) -> Array:
+    ids_PK = array(targets)
+    known_PK = np.where(ids_PK < 0, np.float32(0), np.take_along_axis(after_PV, np.maximum(ids_PK, 0), axis=1))
+    return Array(dtype="float32", shape=ids_PK.shape, data=known_PK.astype(np.float32).tobytes())
+
+
+def _behind_filler(known: TopK) -> TopK:
+    """The first position of a prompt has no distribution."""
+    ids, logprobs = np.zeros(known.k, np.int32).tobytes(), np.full(known.k, FILLER, np.float32).tobytes()
+    return TopK(k=known.k, length=known.length + 1, ids=ids + known.ids, logprobs=logprobs + known.logprobs)
 
 
 def _sequence(whole: Piece) -> Sequence:

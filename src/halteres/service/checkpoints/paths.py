@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from halteres.errors import InvalidData, UserError
+from halteres.errors import InvalidData, UserError, shortened
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
@@ -18,6 +18,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 LOADABLE: tuple[Kind, ...] = ("weights", "sampler_weights")
 """What this service trains from and samples; external weights are files for others, perhaps encrypted."""
+
+SHORTEST_S = 3600
+LONGEST_S = 10 * 366 * 24 * 3600  # ten years, however many of them are leap years
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
@@ -49,17 +52,13 @@ def parse(path: str) -> TinkerPath:
     'final'
     """
     scheme, _, rest = path.partition("://")
-    parts = rest.split("/")
+    parts, what = rest.split("/"), f"'{shortened(path)}' is no path of weights."
     kind: Kind | None = next((kind for kind in KINDS if parts[1:2] == [kind]), None)
     if scheme != "tinker" or len(parts) != 3 or kind is None:
-        raise InvalidData(
-            f"'{_shown(path)}' is no path of weights.",
-            next="Write tinker://TRAINING_RUN/weights/NAME, …/sampler_weights/NAME or …/external_weights/NAME.",
-        )
+        forms = "tinker://TRAINING_RUN/weights/NAME, …/sampler_weights/NAME or …/external_weights/NAME"
+        raise InvalidData(what, next=f"Write {forms}.")
     if not _RUN.fullmatch(parts[0]) or not _NAME.fullmatch(parts[2]):
-        raise InvalidData(
-            f"'{_shown(path)}' is no path of weights.", "Its run or name holds a character that none can have."
-        )
+        raise InvalidData(what, "Its run or name holds a character that none can have.")
     return TinkerPath(parts[0], kind, parts[2])
 
 
@@ -76,7 +75,7 @@ def checked_name(name: str | None) -> str:
     """A name that weights can have."""
     if not name or not _NAME.fullmatch(name):
         raise InvalidData(
-            f"'{_shown(name or '')}' cannot name a checkpoint.",
+            f"'{shortened(name or '')}' cannot name a checkpoint.",
             "It may have letters, digits and . _ + = @ -, up to 128, and no '/'; it begins with a letter, digit or _.",
             "Choose another name.",
         )
@@ -86,17 +85,8 @@ def checked_name(name: str | None) -> str:
 def checked_run(run: str) -> str:
     """A training run id that weights can be named under."""
     if not _RUN.fullmatch(run):
-        raise InvalidData(f"'{_shown(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
+        raise InvalidData(f"'{shortened(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
     return run
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-SHORTEST_S = 3600
-LONGEST_S = 10 * 366 * 24 * 3600
-"""Ten years, however many of them are leap years."""
 
 
 def checked_ttl(ttl_s: int | None) -> int | None:

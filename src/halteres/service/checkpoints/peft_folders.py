@@ -1,7 +1,7 @@
-"""PEFT folders, and the names of tensors in safetensors files.
+"""PEFT folders: adapters copied under other names of tensors, and somebody else's adapter taken in as a checkpoint.
 
-Source: the format's description, https://huggingface.co/docs/safetensors: 8 bytes with the header's length (little
-endian), a JSON header padded with spaces, the data that the header's offsets count from.
+Source of the file format: https://huggingface.co/docs/safetensors: 8 bytes with the header's length (little endian), a
+JSON header padded with spaces, the data that the header's offsets count from.
 
 An engine names the unembedding's tensors `base_model.model.lm_head…`, as PEFT, vLLM and SGLang do. tinker-cookbook
 0.6.1 finds the weight to merge into by the base model's files: `lm_head` where there is a weight of that name; where
@@ -18,76 +18,96 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from halteres.errors import InvalidData, NotFound
+import msgspec
 
-MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+from halteres.engine.folders import written
+from halteres.engine.protocol import LoraConfig
+from halteres.engine.shapes import foreign_shape
+from halteres.errors import Conflict, InvalidData, NotFound
+from halteres.service.checkpoints.paths import TinkerPath, checked_name, checked_run
+from halteres.service.tenancy.tenants import LOCAL, Tenant
+from halteres.service.tenancy.tenants import checked_name as checked_tenant
 
+CONFIG, WEIGHTS, STATE, CARD = "adapter_config.json", "adapter_model.safetensors", "state.json", "checkpoint.json"
 
-def tensor_names(file: Path) -> set[str]:
-    """The names in a file.
-
-    Raises:
-        InvalidData: it is no safetensors file.
-    """
-    with file.open("rb") as stream:
-        return set(_header(stream, file)) - {"__metadata__"}
-
-
-def rename_tensors(source: Path, target: Path, renamed: Callable[[str], str]) -> None:
-    """Copy a file with every tensor under its new name.
-
-    Raises:
-        InvalidData: `source` is no safetensors file.
-    """
-    with source.open("rb") as reading, target.open("wb") as writing:
-        header = _header(reading, source)
-        names = {name: name if name == "__metadata__" else renamed(name) for name in header}
-        text = json.dumps({names[name]: facts for name, facts in header.items()}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        writing.write(len(text).to_bytes(8, "little") + text)
-        shutil.copyfileobj(reading, writing, 2**20)
-
-
-def _header(stream: BinaryIO, file: Path) -> dict[str, Any]:
-    """The header; the stream is then at the data."""
-    length = int.from_bytes(stream.read(8), "little")
-    try:
-        header = json.loads(stream.read(length)) if 2 <= length <= MAX_HEADER_BYTES else None
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise InvalidData(f"{file} is no safetensors file.", "Its header cannot be read.", "Export it again.")
-    return header
-
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-FILES = (CONFIG, WEIGHTS)
-"""An adapter as PEFT knows it."""
+FILES = (CONFIG, WEIGHTS)  # an adapter as PEFT knows it
+RESUMABLE = (STATE, "optimizer.safetensors")  # what our own checkpoints have beside the adapter
+ADDED_RUN = "added"  # the training run that adapters of others are named under, unless another is
+MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 
 _HEAD, _TINKER_HEAD = "base_model.model.lm_head.", "base_model.model.model.unembed_tokens."
 
 
-def copy_adapter(source: Path, target: Path) -> None:
-    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang."""
-    _copy(source, target, _TINKER_HEAD, _HEAD)
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """checkpoint.json: what is known of weights that somebody else made."""
+
+    path: str  # tinker://
+    lora: LoraConfig
+    tenant: Tenant = LOCAL
+    version: int = 0
+    base_model: str = ""  # "" is whatever is served
 
 
-def copy_for_tinker(source: Path, target: Path, base: Path) -> None:
-    """The same, named so that tinker-cookbook finds each weight in the files of the base model in `base`."""
-    if has_own_head(base):
-        copy_adapter(source, target)
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    lora: LoraConfig
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    base_model_name_or_path: str | None = None
+
+
+def read_card(path: TinkerPath, folder: Path) -> Card | None:
+    """What a folder says of itself; None where there is none, or it says too little."""
+    try:
+        if (folder / CARD).is_file():
+            card = msgspec.json.decode((folder / CARD).read_bytes(), type=Card)
+            return card if card.path == str(path) and (folder / CONFIG).is_file() else None
+        state = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
+        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    base_model = config.base_model_name_or_path or ""
+    return Card(path=str(path), lora=state.lora, version=state.version, base_model=base_model)
+
+
+def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, tenant: Tenant = LOCAL) -> TinkerPath:
+    """Copy a PEFT folder into a service's state directory; returns the path it has from now on.
+
+    Args:
+        folder: adapter_config.json and adapter_model.safetensors; of our own checkpoints the optimiser comes along.
+        name: what the checkpoint is called.
+        state: the service's state directory; the service may be running.
+        run: the training run it is named under.
+        tenant: whose it is, where the service has keys.
+
+    Raises:
+        NotFound: it is no PEFT folder.
+        InvalidData: it asks for what this service does not compute, or the name cannot be one.
+        Conflict: the name is taken.
+        ServerError: the state directory cannot be written.
+    """
+    path = TinkerPath(checked_run(run), "weights", checked_name(name))
+    check_adapter(folder)
+    version = 0  # of a foreign adapter
+    if (folder / STATE).is_file():
+        try:
+            own = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
+        except msgspec.MsgspecError as error:
+            raise InvalidData(f"{folder / STATE} cannot be read.", f"{error}.", "Use another checkpoint.") from error
+        version, lora = own.version, own.lora
     else:
-        _copy(source, target, _HEAD, _TINKER_HEAD)
-
-
-def has_own_head(base: Path) -> bool:
-    """Whether the files of a base model hold a weight of the unembedding, or it is tied to the embedding."""
-    index = base / "model.safetensors.index.json"
-    if index.is_file():
-        return "lm_head.weight" in json.loads(index.read_bytes())["weight_map"]
-    return any("lm_head.weight" in tensor_names(file) for file in base.glob("*.safetensors"))
+        lora = foreign_shape(folder, tensor_names(folder / WEIGHTS))
+    target = path.folder(state)
+    if target.exists():
+        raise Conflict(f"{path} exists.", "Saved weights are not replaced by accident.", "Choose another name.")
+    card = Card(path=str(path), lora=lora, tenant=checked_tenant(tenant), version=version)
+    with written(target) as place:
+        for file in (*FILES, *RESUMABLE):
+            if (folder / file).is_file():
+                shutil.copyfile(folder / file, place / file)
+        (place / CARD).write_bytes(msgspec.json.encode(card))
+    return path
 
 
 def check_adapter(folder: Path) -> None:
@@ -104,9 +124,57 @@ def check_adapter(folder: Path) -> None:
     raise NotFound(f"{folder} is no PEFT folder.", f"It lacks {', '.join(missing)}.", "Name a folder that has both.")
 
 
+def copy_adapter(source: Path, target: Path) -> None:
+    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang."""
+    _copy(source, target, _TINKER_HEAD, _HEAD)
+
+
+def copy_for_tinker(source: Path, target: Path, base: Path) -> None:
+    """The same, named so that tinker-cookbook finds each weight in the files of the base model in `base`."""
+    old, new = (_TINKER_HEAD, _HEAD) if has_own_head(base) else (_HEAD, _TINKER_HEAD)
+    _copy(source, target, old, new)
+
+
 def _copy(source: Path, target: Path, old: str, new: str) -> None:
     check_adapter(source)
     shutil.copyfile(source / CONFIG, target / CONFIG)
     rename_tensors(
         source / WEIGHTS, target / WEIGHTS, lambda name: new + name.removeprefix(old) if name.startswith(old) else name
     )
+
+
+def has_own_head(base: Path) -> bool:
+    """Whether the files of a base model hold a weight of the unembedding, or it is tied to the embedding."""
+    index = base / "model.safetensors.index.json"
+    if index.is_file():
+        return "lm_head.weight" in json.loads(index.read_bytes())["weight_map"]
+    return any("lm_head.weight" in tensor_names(file) for file in base.glob("*.safetensors"))
+
+
+def tensor_names(file: Path) -> set[str]:
+    """The names in a safetensors file; InvalidData where it is none."""
+    with file.open("rb") as stream:
+        return set(_header(stream, file)) - {"__metadata__"}
+
+
+def rename_tensors(source: Path, target: Path, renamed: Callable[[str], str]) -> None:
+    """Copy a safetensors file with every tensor under its new name."""
+    with source.open("rb") as reading, target.open("wb") as writing:
+        header = _header(reading, source)
+        facts = {name if name == "__metadata__" else renamed(name): facts for name, facts in header.items()}
+        text = json.dumps(facts, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        writing.write(len(text).to_bytes(8, "little") + text)
+        shutil.copyfileobj(reading, writing, 2**20)
+
+
+def _header(stream: BinaryIO, file: Path) -> dict[str, Any]:
+    """The header; the stream is then at the data."""
+    length = int.from_bytes(stream.read(8), "little")
+    try:
+        header = json.loads(stream.read(length)) if 2 <= length <= MAX_HEADER_BYTES else None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise InvalidData(f"{file} is no safetensors file.", "Its header cannot be read.", "Export it again.")
+    return header

@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -22,40 +22,17 @@ from typing import Any
 import msgspec
 from sqlalchemy import delete
 
-from halteres.engine.folders import copy_linked, put, recover, waiting
+from halteres.engine.folders import copy_linked, put, recover, size_of, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
-from halteres.service.checkpoints import added
-from halteres.service.checkpoints.paths import (
-    KINDS,
-    LOADABLE,
-    Kind,
-    TinkerPath,
-    checked_name,
-    checked_ttl,
-    end_of_life,
-    parse,
-)
+from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, checked_ttl, parse
+from halteres.service.checkpoints.peft_folders import CARD, CONFIG, Card, read_card
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import CHECKPOINTS
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
 
-LONGEST_RENAMED = 118
-"""Characters of a name that leave room for a number behind it."""
-
-_COLUMNS = (
-    "tenant",
-    "public",
-    "request_id",
-    "version",
-    "size_bytes",
-    "base_model",
-    "user_metadata",
-    "created_at",
-    "expires_at",
-)
-"""Of the table `checkpoints`, those that are told as they are."""
+LONGEST_RENAMED = 118  # characters of a name that leave room for a number behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,54 +62,9 @@ class Checkpoint:
         own = self.tenant == tenant and self.request_id is not None
         return own and not self.public and self.path.kind in LOADABLE and len(self.path.name) <= LONGEST_RENAMED
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """Of the table `checkpoints`."""
-        facts = {name: getattr(self, name) for name in _COLUMNS}
-        return {**facts, "path": str(self.path), "model_id": self.path.run, "lora": msgspec.to_builtins(self.lora)}
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any], state: Path) -> Checkpoint:
-        """The checkpoint that a row tells of; its folder may be gone."""
-        path = parse(row["path"])
-        lora = msgspec.convert(row["lora"], LoraConfig)
-        return cls(path=path, folder=path.folder(state), lora=lora, **{name: row[name] for name in _COLUMNS})
-
-    @classmethod
-    def of_folder(cls, path: TinkerPath, state: Path) -> Checkpoint | None:
-        """The checkpoint that a folder tells of, which no journal lists; None where it tells too little."""
-        found = added.read(path, state)
-        if found is None:
-            return None
-        return cls(
-            path=path,
-            folder=path.folder(state),
-            version=found.card.version,
-            size_bytes=found.size_bytes,
-            base_model=found.card.base_model,
-            lora=found.card.lora,
-            tenant=found.card.tenant,
-            created_at=found.created_at,
-        )
-
-
-def age(checkpoint: Checkpoint) -> float:
-    """By which the newest of several is found."""
+def _age(checkpoint: Checkpoint) -> float:
     return checkpoint.created_at
-
-
-def refuse_save(
-    allowances: Allowances, held: Sequence[Checkpoint], tenant: Tenant, path: TinkerPath, *, kept: bool
-) -> None:
-    """Raise LimitReached if a tenant, which holds these, has no room for a further checkpoint at `path`.
-
-    How large it will be is known from the last one of its training run: adapters do not grow. The first is saved where
-    there is room at all. One that takes another's place needs no room, unless that other one is `kept`.
-    """
-    sizes = {str(found.path): found.size_bytes for found in held}
-    alike = [one for one in held if (one.path.run, one.path.kind) == (path.run, path.kind)]
-    used = sum(sizes.values()) - (0 if kept else sizes.get(str(path), 0))
-    allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
 
 
 class NotOwner(UserError):
@@ -148,27 +80,38 @@ class Checkpoints:
         self._allowances = allowances or Allowances()
         self._journal, self._state, self._trash = journal, state, state / "trash"
         self._known: dict[str, Checkpoint] = {}
-        self.on_removed: Callable[[str], None] = lambda _: None  # told the tinker:// path, once the name is free
+        self.on_removed: Callable[[str], None] = lambda _: None  # called with the tinker:// path, once the name is free
 
     async def open(self) -> None:
         """Know again what an earlier life of the service saved, and mend what its end left half done."""
-        await asyncio.to_thread(self._recover)
+
+        def mend() -> None:
+            for kind in KINDS:
+                for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
+                    recover(folder)
+            self._empty_trash()
+
+        await asyncio.to_thread(mend)
         for row in await self._journal.rows(CHECKPOINTS):
-            if (checkpoint := Checkpoint.of_row(row, self._state)).folder.is_dir():
-                self._known[row["path"]] = checkpoint
+            path, lora = parse(row.pop("path")), msgspec.convert(row.pop("lora"), LoraConfig)
+            del row["model_id"]  # it is in the path
+            if (folder := self.folder(path)).is_dir():
+                self._known[str(path)] = Checkpoint(path=path, folder=folder, lora=lora, **row)
         await self.look_again()
 
     async def look_again(self) -> None:
-        """Know those that were put here meanwhile (`halteres checkpoints add`)."""
-        for path in await asyncio.to_thread(lambda: list(added.put_here(self._state))):
-            if str(path) not in self._known:
-                self._take_in(path)
+        """Know those that were put here meanwhile (`halteres checkpoints add`): folders with a card that names them."""
 
-    def _recover(self) -> None:
-        for kind in KINDS:
-            for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
-                recover(folder)
-        self._empty_trash()
+        def cards() -> list[str]:
+            found: list[str] = []
+            for file in (self._state / "checkpoints").glob(f"*/*/*/{CARD}"):
+                with suppress(OSError, msgspec.MsgspecError):
+                    found.append(msgspec.json.decode(file.read_bytes(), type=Card).path)
+            return found
+
+        for path in await asyncio.to_thread(cards):
+            with suppress(InvalidData):
+                self.at(path)
 
     # Looking
 
@@ -180,24 +123,19 @@ class Checkpoints:
             for one in self._known.values()
             if run in (None, one.path.run) and tenant in (None, one.tenant) and not one.expired(now)
         )
-        return sorted(found, key=age)
+        return sorted(found, key=_age)
 
     def newest(self, run: str, kind: Kind = "weights") -> Checkpoint | None:
         """The last one saved of a training run."""
-        return max((found for found in self.all(run) if found.path.kind == kind), key=age, default=None)
+        return max((found for found in self.all(run) if found.path.kind == kind), key=_age, default=None)
 
     def newest_of_session(self, session_id: str, kind: Kind) -> Checkpoint | None:
         """The last one saved of any training run of a session."""
         found = (one for one in self.all() if one.path.kind == kind and one.path.run.startswith(f"{session_id}:"))
-        return max(found, key=age, default=None)
+        return max(found, key=_age, default=None)
 
     def find(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one.
-
-        Raises:
-            NotFound: there is none; the message names what exists.
-            InvalidData: it is an export, which this service reads no more.
-        """
+        """The checkpoint at a path, to train from or to sample: the tenant's own, or a public one; never an export."""
         found = self.readable(path, tenant)
         if found.path.kind not in LOADABLE:
             raise InvalidData(
@@ -208,28 +146,23 @@ class Checkpoints:
         return found
 
     def readable(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The checkpoint of any kind at a path: the tenant's own, or a public one.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """The checkpoint of any kind at a path: the tenant's own, or a public one. NotFound where there is none."""
         found = self.at(path)
         if found is None or not (found.public or found.tenant == tenant):
-            raise self._missing(path, tenant)
+            # Another training run's weights are no answer, however alike their paths are.
+            known = {str(one.path): one for one in self.all(parse(path).run, tenant)}
+            guess, newest = nearest(path, known), max(known.values(), key=_age, default=None)
+            other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
+            why = f"Did you mean {guess}?" if guess else other
+            raise NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
         return found
 
     def owned(self, path: str, tenant: Tenant) -> Checkpoint:
-        """The tenant's own checkpoint at a path.
-
-        Raises:
-            NotFound: it has none there.
-            NotOwner: a public one of another tenant's is there.
-        """
+        """The tenant's own checkpoint at a path; NotOwner where there is a public one of another tenant's."""
         found = self.readable(path, tenant)
         if found.tenant != tenant:
-            raise NotOwner(
-                f"{path} is another tenant's.", "It is public, and only its owner may change it.", "Copy it instead."
-            )
+            why = "It is public, and only its owner may change it."
+            raise NotOwner(f"{path} is another tenant's.", why, "Copy it instead.")
         return found
 
     def outcome_of(self, request_id: str, tenant: Tenant) -> Checkpoint | None:
@@ -237,31 +170,29 @@ class Checkpoints:
         return next((one for one in self.all(tenant=tenant) if one.request_id == request_id), None)
 
     def at(self, path: str) -> Checkpoint | None:
-        """The checkpoint at a path, whoever asks; one that another service wrote, or that was put here, is known by
-        its folder.
+        """The checkpoint at a path, whoever asks.
 
-        Raises:
-            InvalidData: no tinker:// path.
+        Folders that no journal lists were copied here from another service's state, or put here while the service runs.
+        They belong to the tenant that `checkpoint.json` names, else to the one tenant of a service without keys.
         """
-        found = self._known.get(path) or self._take_in(parse(path))
+        found = self._known.get(path)
+        if found is None:
+            parsed = parse(path)
+            folder, same = parsed.folder(self._state), self._known.get(str(parsed))
+            if same or any(known.folder == folder for known in self._known.values()):
+                found = same  # two paths may mean one folder; the first one has it
+            elif (card := read_card(parsed, folder)) is not None:
+                found = self._known[str(parsed)] = Checkpoint(
+                    path=parsed,
+                    folder=folder,
+                    version=card.version,
+                    size_bytes=size_of(folder),
+                    base_model=card.base_model,
+                    lora=card.lora,
+                    tenant=card.tenant,
+                    created_at=(folder / CONFIG).stat().st_mtime,
+                )
         return found if found and not found.expired(time.time()) and found.folder.is_dir() else None
-
-    def _take_in(self, path: TinkerPath) -> Checkpoint | None:
-        folder = path.folder(self._state)
-        if any(known.folder == folder for known in self._known.values()):
-            return self._known.get(str(path))  # two paths may mean one folder; the first one has it
-        found = Checkpoint.of_folder(path, self._state)
-        if found is not None:
-            self._known[str(path)] = found
-        return found
-
-    def _missing(self, path: str, tenant: Tenant) -> NotFound:
-        """Another training run's weights are no answer, however alike their paths are."""
-        known = {str(found.path): found for found in self.all(parse(path).run, tenant)}
-        guess, newest = nearest(path, known), max(known.values(), key=age, default=None)
-        other = f"The newest of its training run is {newest.path}." if newest else "Its training run has none."
-        why = f"Did you mean {guess}?" if guess else other
-        return NotFound(f"There are no weights {shortened(path)}.", why, did_you_mean=guess)
 
     # Saving
 
@@ -283,7 +214,6 @@ class Checkpoints:
             request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
 
         Raises:
-            InvalidData: no usable name, or a time to live that is out of range.
             Conflict: the name is taken, by weights that `keep` gives no other name.
             LimitReached: the tenant has no room for it.
         """
@@ -296,7 +226,13 @@ class Checkpoints:
         replaced = known is None or overwrite or known.request_id == request_id
         if known is not None and known.folder.exists() and not (replaced or known.can_be_renamed(tenant)):
             raise _taken(path)
-        refuse_save(self._allowances, self.all(tenant=tenant), tenant, path, kept=not replaced)
+        # How large it will be is known from the last one of its training run: adapters do not grow. The first is saved
+        # where there is room at all. One that takes another's place needs no room, unless that other one is kept.
+        held = self.all(tenant=tenant)
+        sizes = {str(found.path): found.size_bytes for found in held}
+        alike = [one for one in held if (one.path.run, one.path.kind) == (run, kind)]
+        used = sum(sizes.values()) - (sizes.get(str(path), 0) if replaced else 0)
+        self._allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
         return path
 
     def folder(self, path: TinkerPath) -> Path:
@@ -311,11 +247,7 @@ class Checkpoints:
         """Give what is at a path a second path, NAME.1, NAME.2, … in the order of saving; None where nothing is.
 
         Its row comes before its folder, so that whatever a crash interrupts is done again under the same name; and
-        what has its second path already gets no third.
-
-        Raises:
-            Conflict: it must stay where it is: since `place` it was published, or is another's.
-            ServerError: the files cannot be linked or copied; it is where it was.
+        what has its second path already gets no third. Conflict where it must stay: since `place` it was published.
         """
         older = self._known.get(str(path))
         if older is None or not older.folder.is_dir():
@@ -325,20 +257,16 @@ class Checkpoints:
         alike = [one for one in self.all(path.run) if one.path.kind == path.kind and one is not older]
         kept = next((one for one in alike if one.request_id == older.request_id), None)
         if kept is None:
-            renamed = self._numbered(older, alike)
-            kept = replace(older, path=renamed, folder=renamed.folder(self._state))
-            await self._journal.added(CHECKPOINTS, **kept.row)
+            prefix = f"{path.name}."
+            earlier = [one.path.name.partition(prefix) for one in alike if _age(one) < _age(older)]
+            last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
+            numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
+            free = next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
+            kept = replace(older, path=free, folder=self.folder(free))
+            await self._write_down(kept)
             await asyncio.to_thread(copy_linked, older.folder, kept.folder)
-            self._known[str(renamed)] = kept
+            self._known[str(free)] = kept
         return kept
-
-    def _numbered(self, older: Checkpoint, alike: list[Checkpoint]) -> TinkerPath:
-        """The first free number behind those of weights that were saved earlier."""
-        path, prefix = older.path, f"{older.path.name}."
-        earlier = [one.path.name.partition(prefix) for one in alike if age(one) < age(older)]
-        last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
-        numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
-        return next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
 
     async def add(
         self,
@@ -353,12 +281,7 @@ class Checkpoints:
         request_id: str | None = None,
     ) -> Checkpoint:
         """Remember a folder that was written, in its place or beside it; it takes its place, and whatever was known of
-        its path before is forgotten.
-
-        Raises:
-            NotFound: somebody deleted it meanwhile.
-            ServerError: its place cannot be written.
-        """
+        its path before is forgotten. NotFound where somebody deleted it meanwhile."""
         folder, now = path.folder(self._state), time.time()
         if not Path(saved.folder).is_dir():
             raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
@@ -374,35 +297,31 @@ class Checkpoints:
             tenant=tenant,
             request_id=request_id,
             created_at=now,
-            expires_at=end_of_life(ttl_s, now),
+            expires_at=None if ttl_s is None else now + ttl_s,
             user_metadata=user_metadata or {},
         )
-        await self._record(checkpoint)
-        return checkpoint
+        return await self._record(checkpoint)
 
     async def change(self, checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
         """Let facts of a checkpoint that was just found be others: `public`, `expires_at`."""
-        changed = replace(checkpoint, **facts)
-        await self._record(changed)
-        return changed
+        return await self._record(replace(checkpoint, **facts))
 
-    async def _record(self, checkpoint: Checkpoint) -> None:
+    async def _record(self, checkpoint: Checkpoint) -> Checkpoint:
         self._known[str(checkpoint.path)] = checkpoint
-        await self._journal.added(CHECKPOINTS, **checkpoint.row)
+        await self._write_down(checkpoint)
+        return checkpoint
+
+    async def _write_down(self, checkpoint: Checkpoint) -> None:
+        path, lora = checkpoint.path, msgspec.to_builtins(checkpoint.lora)
+        await self._journal.put(CHECKPOINTS, checkpoint, path=str(path), model_id=path.run, lora=lora)
 
     # Going
 
     async def remove(self, checkpoint: Checkpoint) -> None:
-        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering.
-
-        Raises:
-            ServerError: its folder cannot be moved.
-        """
-        path = str(checkpoint.path)
+        """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering."""
         self._discard(checkpoint)
-        await self._journal.transact(
-            lambda connection: connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == path))
-        )
+        statement = delete(CHECKPOINTS).where(CHECKPOINTS.c.path == str(checkpoint.path))
+        await self._journal.transact(lambda connection: connection.execute(statement))
         await asyncio.to_thread(self._empty_trash)
 
     async def expire(self, now: float) -> int:
@@ -425,8 +344,7 @@ class Checkpoints:
         self.on_removed(str(checkpoint.path))
 
     def _empty_trash(self) -> None:
-        """What cannot be removed now is removed the next time."""
-        for folder in self._trash.glob("*"):
+        for folder in self._trash.glob("*"):  # what cannot be removed now is removed the next time
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,10 +5,6 @@
 
 create_custom_loss and unload_model need no engine: they are settled before they are answered. Their work is done before
 the row is in the journal, and may be repeated: a row that is open when the service ends tells of work that was done.
-
-Clients of a sampling session may ask once for all of it: `Completions` knows which samples are settled. A cursor is
-microseconds of unix time, no two the same. What was settled before a client first asked (also in an earlier life of the
-service), and what left the memory, the journal tells.
 """
 
 from __future__ import annotations
@@ -16,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from bisect import bisect_right
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -33,11 +28,8 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.bodies import CreateCustomLoss, read
 from halteres.service.wire.codec import JSON, PROTOBUF
 
-POLL_S = 30.0
-"""How long a poll is held; the SDK gives up after 45 s."""
-
-KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20
-"""How long settled outcomes stay in memory, and how much of it they may take."""
+POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
+KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
 
 SAMPLE = "sample"
 """The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
@@ -95,11 +87,24 @@ class Future:
     tenant: Tenant
     seq: int | None
     size: int = 0  # bytes of its body
-    place: Callable[[], Place] = Place  # told to a client whose poll ends before it is settled
+    place: Callable[[], Place] = Place  # for a client whose poll ends before it is settled
     outcome: Outcome | None = None
     recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     settled_at: float = 0.0  # unix s, no two the same
+
+    @classmethod
+    def of(cls, entry: Entry, request_id: str) -> Future:
+        """The future of a request, under the id that its row has."""
+        return cls(
+            request_id=request_id,
+            key=entry.key,
+            kind=entry.kind,
+            subject=entry.subject,
+            tenant=entry.tenant,
+            seq=entry.seq,
+            size=len(entry.body),
+        )
 
 
 class Futures:
@@ -110,21 +115,13 @@ class Futures:
         self.poll_s, self._keep_s = POLL_S, KEEP_S
         self._by_id: dict[str, Future] = {}
         self._by_key: dict[str, Future] = {}
-        self._settled: deque[Future] = deque()
+        self._settled: deque[Future] = deque()  # oldest first
         self._settled_bytes = 0
         self._open_bytes: Counter[Tenant] = Counter()
-        self._last_settled_at = 0.0
-        self._closing = False
-        self._redraw: Callable[[Recorded], Awaitable[Future]] | None = None
-        self._completions: Completions | None = None
-
-    def listen(self, completions: Completions) -> None:
-        """Tell it of every future that is settled, and of the end."""
-        self._completions = completions
-
-    def draw_again_by(self, redraw: Callable[[Recorded], Awaitable[Future]]) -> None:
-        """Who executes a settled sample once more when its result is asked for after it left the memory."""
-        self._redraw = redraw
+        self.last_settled_at = self.forgotten_at = steady_time()  # unix s; of the newest, and of the last in no memory
+        self.grown = asyncio.Event()  # until the next one is settled, or the service ends
+        self.closing = False
+        self.redraw: Callable[[Recorded], Awaitable[Future]] | None = None  # executes a settled sample once more
 
     def known(self, key: str) -> Future | None:
         """The future that this key was given."""
@@ -150,7 +147,7 @@ class Futures:
             if recorded_id == future.request_id:
                 return future, True
             self._forget(future)  # its key was used in an earlier life of the service
-            return _future_of(entry, recorded_id), False
+            return Future.of(entry, recorded_id), False
         finally:
             future.recorded.set()  # a repetition that waited goes on: with this future, or for itself
 
@@ -162,26 +159,32 @@ class Futures:
 
     def settle(self, future: Future, outcome: Outcome) -> None:
         """Give the outcome to everybody who waits. A service that ends leaves what is open to its successor."""
-        if self._closing or future.outcome is not None:
+        if self.closing or future.outcome is not None:
             return
         future.outcome = outcome
         self._open_bytes[future.tenant] -= future.size
-        future.settled_at = self._last_settled_at = max(steady_time(), self._last_settled_at + 1e-6)
-        future.wake.set()
+        future.settled_at = self.last_settled_at = max(steady_time(), self.last_settled_at + 2e-6)
         self._settled.append(future)
         self._settled_bytes += len(outcome.body)
-        kept = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
         ended = Ended(
             id=future.request_id,
             state=outcome.state,
             settled_at=future.settled_at,
             outcome_type=outcome.content_type,
-            outcome=kept,
+            outcome=None if future.kind == SAMPLE and outcome.state == "done" else outcome.body,
         )
         self._journal.settle(ended)
-        if self._completions is not None:
-            self._completions.settled(future)
-        self._sweep()
+        self._wake(future)
+        oldest = steady_time() - self._keep_s
+        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
+            gone = self._settled.popleft()
+            self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0
+            self.forgotten_at = gone.settled_at
+            self._forget(gone)
+
+    def settled_after(self, cursor: int) -> list[Future]:
+        """Those in memory that were settled after a cursor, oldest first."""
+        return [*takewhile(lambda future: cursor_of(future.settled_at) > cursor, reversed(self._settled))][::-1]
 
     async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
         """Wait up to `poll_s`.
@@ -191,13 +194,19 @@ class Futures:
         """
         future = self._by_id.get(request_id)
         if future is None:
-            recalled = await self._recall(request_id, tenant)
-            if not isinstance(recalled, Future):
-                return recalled
-            future = recalled
+            recorded = await self._journal.recall(request_id)
+            if recorded is None or recorded.tenant != tenant:
+                return None
+            if recorded.outcome is not None:
+                return Outcome(recorded.outcome, recorded.outcome_type or JSON, state=recorded.state)
+            future = self._by_id.get(request_id)  # somebody else recalled it meanwhile
+            if future is None:
+                if recorded.kind != SAMPLE or self.redraw is None:
+                    return LOST_SAMPLE
+                future = await self.redraw(recorded)
         if future.tenant != tenant:
             return None
-        if not future.wake.is_set() and not self._closing:
+        if not future.wake.is_set() and not self.closing:
             try:
                 async with asyncio.timeout(self.poll_s):
                     await future.wake.wait()
@@ -218,57 +227,27 @@ class Futures:
         """Of the bodies of a tenant's requests that are not settled yet."""
         return self._open_bytes[tenant]
 
-    @property
-    def closing(self) -> bool:
-        """The service ends."""
-        return self._closing
-
     def close(self) -> None:
         """End every poll now; the client asks again, of whoever comes next."""
-        self._closing = True
-        for future in self.open():
-            future.wake.set()
-        if self._completions is not None:
-            self._completions.closing()
+        self.closing = True
+        self._wake(*self.open())
 
-    async def _recall(self, request_id: str, tenant: Tenant) -> Outcome | Future | None:
-        recorded = await self._journal.recall(request_id)
-        if recorded is None or recorded.tenant != tenant:
-            return None
-        if recorded.outcome is not None:
-            return Outcome(recorded.outcome, recorded.outcome_type or JSON, state=recorded.state)
-        known = self._by_id.get(request_id)  # somebody else recalled it meanwhile
-        return known or (await self._redraw(recorded) if recorded.kind == SAMPLE and self._redraw else LOST_SAMPLE)
+    def _wake(self, *futures: Future) -> None:
+        for future in futures:
+            future.wake.set()
+        self.grown.set()
+        self.grown = asyncio.Event()
 
     def _enter(self, entry: Entry) -> Future:
-        future = self._by_id[entry.id] = self._by_key[entry.key] = _future_of(entry, entry.id)
+        future = self._by_id[entry.id] = self._by_key[entry.key] = Future.of(entry, entry.id)
         self._open_bytes[future.tenant] += future.size
         return future
-
-    def _sweep(self) -> None:
-        oldest = steady_time() - self._keep_s
-        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
-            future = self._settled.popleft()
-            self._settled_bytes -= len(future.outcome.body) if future.outcome else 0
-            self._forget(future)
 
     def _forget(self, future: Future) -> None:
         if future.outcome is None:
             self._open_bytes[future.tenant] -= future.size
         self._by_id.pop(future.request_id, None)
         self._by_key.pop(future.key, None)
-
-
-def _future_of(entry: Entry, request_id: str) -> Future:
-    return Future(
-        request_id=request_id,
-        key=entry.key,
-        kind=entry.kind,
-        subject=entry.subject,
-        tenant=entry.tenant,
-        seq=entry.seq,
-        size=len(entry.body),
-    )
 
 
 CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
@@ -296,8 +275,8 @@ def outcome_of_earlier(row: Entry) -> Outcome:
     if row.kind == UNLOAD_MODEL:
         return unloaded(row.subject)
     try:
-        asked = read(row.body, CreateCustomLoss)
-        checked(asked.graph, asked.inputs)
+        body = read(row.body, CreateCustomLoss)
+        checked(body.graph, body.inputs)
     except HalteresError as error:
         return failure(error)
     return loss_created(row.key)
@@ -326,14 +305,12 @@ async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> O
         return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
 
 
-CLONE = 10**9
-"""Sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this."""
+CLONE = 10**9  # sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
 
-MAX_STREAMS, MAX_HELD = 256, 2048
-"""Clients whose completions are held in memory, and how many of each."""
 
-MARGIN_S = 1.0
-"""The journal is asked for so much more than was missed: a client ignores what it knows already."""
+def cursor_of(settled_at: float) -> int:
+    """Microseconds of unix time, no two the same."""
+    return round(settled_at * 1e6)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -344,104 +321,55 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response_payload_uncompressed_size: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Stream:
-    """The completions of one client, oldest first."""
-
-    floor: int  # up to this cursor the journal tells
-    last: int  # the newest cursor
-    cursors: list[int] = field(default_factory=list[int])
-    held: list[Completion] = field(default_factory=list[Completion])
-    grown: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def add(self, settled_at: float, completion: Completion) -> None:
-        """The newest one."""
-        self.last = max(round(settled_at * 1e6), self.last + 1)
-        self.cursors.append(self.last)
-        self.held.append(completion)
-        if len(self.held) > MAX_HELD:
-            self.drop(self.cursors[MAX_HELD // 2])
-        self.grown.set()
-
-    def since(self, cursor: int) -> list[Completion]:
-        """Those in memory that came after it."""
-        return self.held[bisect_right(self.cursors, cursor) :]
-
-    def drop(self, cursor: int) -> None:
-        """Those up to this one leave the memory."""
-        gone = bisect_right(self.cursors, cursor)
-        del self.cursors[:gone], self.held[:gone]
-        self.floor = max(self.floor, cursor)
-
-
 class Completions:
-    """The completions of all sampling sessions."""
+    """Which samples of a sampling session's client are settled: one poll for all of them.
+
+    What has left the memory, or was settled in an earlier life of the service, the journal tells.
+    """
 
     def __init__(self, journal: Journal, futures: Futures) -> None:
         self._journal, self._futures = journal, futures
-        self._streams: OrderedDict[tuple[str, int], Stream] = OrderedDict()
-        futures.listen(self)
-
-    def settled(self, future: Future) -> None:
-        """A future was settled."""
-        if future.kind != SAMPLE or future.outcome is None:
-            return
-        stream = self._streams.get((future.subject, (future.seq or 0) // CLONE))
-        if stream is not None:
-            done = future.outcome.state == "done"
-            size = len(future.outcome.body) if done else None
-            stream.add(future.settled_at, _completion(future.request_id, done=done, size=size))
-
-    def closing(self) -> None:
-        """The service ends: who waits asks the next one."""
-        for stream in self._streams.values():
-            stream.grown.set()
 
     async def after(self, sampler: str, clone: int, cursor: int, hold_s: float) -> tuple[list[Completion], int]:
         """What was settled after a cursor, and the cursor after that; waits up to `hold_s` while there is nothing.
 
         Args:
-            cursor: of the answer before; what it covers was seen, and leaves the memory. 0 means from the beginning.
+            cursor: of the answer before; 0 means from the beginning. So does one of an earlier life whose clock was
+                ahead: a client ignores what it knows already.
             hold_s: 0 answers at once.
         """
-        stream = self._stream(sampler, clone)
-        if cursor > stream.last:  # an earlier life's, whose clock was ahead: everything of this life is newer
-            stream.last, cursor = cursor, 0
-        if cursor >= stream.floor and not stream.since(cursor):
-            await self._grown(stream, hold_s)
-            stream = self._stream(sampler, clone)  # it may have made room meanwhile
-        recalled, covered = [], cursor
-        while covered < stream.floor:  # which may rise while the journal is asked
-            covered, recalled = stream.floor, await self._recalled(sampler, clone, cursor)
-        found = [*recalled, *stream.since(cursor)]
-        stream.drop(cursor)
-        return found, stream.last
-
-    async def _grown(self, stream: Stream, hold_s: float) -> None:
-        stream.grown.clear()
-        if hold_s <= 0 or self._futures.closing:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(hold_s):
-                await stream.grown.wait()
-
-    async def _recalled(self, sampler: str, clone: int, cursor: int) -> list[Completion]:
-        rows = await self._journal.settled_samples(sampler, cursor / 1e6 - MARGIN_S)
-        return [
-            _completion(row.id, done=row.state == "done", size=None) for row in rows if (row.seq or 0) // CLONE == clone
-        ]
-
-    def _stream(self, sampler: str, clone: int) -> Stream:
-        stream = self._streams.get((sampler, clone))
-        if stream is None:
-            now = round(steady_time() * 1e6)
-            stream = self._streams[sampler, clone] = Stream(now, now)
-            if len(self._streams) > MAX_STREAMS:
-                self._streams.popitem(last=False)
-        self._streams.move_to_end((sampler, clone))
-        return stream
+        ends = asyncio.get_running_loop().time() + hold_s
+        if cursor > cursor_of(self._futures.last_settled_at):
+            cursor = 0
+        while True:
+            grown, newest = self._futures.grown, cursor_of(self._futures.last_settled_at)
+            if cursor < cursor_of(self._futures.forgotten_at):
+                rows = await self._journal.settled_samples(sampler, cursor / 1e6 - 1e-3)
+                found = [
+                    _completion(row.id, row.state, None)
+                    for row in rows
+                    if (row.seq or 0) // CLONE == clone and cursor_of(row.settled_at or 0.0) > cursor
+                ]
+            else:
+                found = [
+                    _completion(one.request_id, one.outcome.state, len(one.outcome.body))
+                    for one in self._futures.settled_after(cursor)
+                    if one.outcome and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
+                ]
+            cursor = newest
+            if found or self._futures.closing:
+                return found, cursor
+            try:
+                async with asyncio.timeout_at(ends):
+                    await grown.wait()
+            except TimeoutError:
+                return [], cursor
 
 
-def _completion(request_id: str, *, done: bool, size: int | None) -> Completion:
-    state = "finished" if done else "failed"
-    return Completion(state=state, request_id=request_id, response_payload_uncompressed_size=size)
+def _completion(request_id: str, state: State, size: int | None) -> Completion:
+    done = state == "done"
+    return Completion(
+        state="finished" if done else "failed",
+        request_id=request_id,
+        response_payload_uncompressed_size=size if done else None,
+    )

@@ -1,7 +1,7 @@
 """The journal: every accepted request is a row before it is executed.
 
-One SQLite file (WAL, synchronous NORMAL: it survives kill -9). Transactions that arrive while another is being
-committed share the next commit.
+One SQLite file (WAL, synchronous NORMAL: it survives kill -9), touched by one thread. Transactions that arrive while
+another is being committed share the next commit.
 """
 
 from __future__ import annotations
@@ -29,183 +29,14 @@ from halteres.service.wire.codec import JSON
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Work:
-    """One transaction that somebody waits for."""
-
-    run: Callable[[Connection], Any]
-    done: asyncio.Future[Any]
-
-
-class Commits:
-    """One file, one writer."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-        self._pending: list[_Work] = []
-        self._writer: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
-        self.trouble: NotReady | None = None  # why the file cannot be written now
-
-    async def open(self) -> None:
-        """Open or create the file.
-
-        Raises:
-            Conflict: it was written by a version of Halteres whose tables were others.
-            ServerError: it cannot be opened or made.
-        """
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
-
-    async def close(self) -> None:
-        """Commit what is pending and close the file."""
-        if self._writer is not None:
-            await self._writer
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
-        self._thread.shutdown()
-
-    async def transact(self, run: Callable[[Connection], T]) -> T:
-        """Run `run` in the next transaction; returns once it is committed.
-
-        Raises:
-            NotReady: the file cannot be written; nothing of this call is in it.
-            ServerError: `run` itself failed; nothing of it is in the file.
-        """
-        return await self._submit(run)
-
-    def post(self, run: Callable[[Connection], Any]) -> None:
-        """As `transact`, for records nobody waits for; a failure is logged."""
-        self._submit(run).add_done_callback(_log_failure)
-
-    async def added(self, table: Table, **values: Any) -> None:
-        """Insert or replace a row."""
-        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), values))
-
-    async def rows(self, table: Table) -> list[dict[str, Any]]:
-        """Every row of a table, oldest first."""
-        query = select(table).order_by(table.c.created_at)
-        return await self.transact(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
-
-    def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Work(run, done))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), name="journal writer")
-        return done
-
-    async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._pending:
-            group, self._pending = self._pending, []
-            results: list[Any]
-            try:
-                results = await loop.run_in_executor(self._thread, self._commit, group)
-            except RuntimeError as error:  # the thread has ended
-                results = [_unwritable(error)] * len(group)
-            self._note(results)
-            for work, result in zip(group, results, strict=True):
-                if work.done.done():
-                    continue  # whoever waited was cancelled; the row stands
-                if isinstance(result, Exception):
-                    work.done.set_exception(result)
-                else:
-                    work.done.set_result(result)
-
-    def _note(self, results: list[Any]) -> None:
-        """Say once that the file cannot be written, and once that it can again."""
-        before, self.trouble = self.trouble, next((one for one in results if isinstance(one, NotReady)), None)
-        if self.trouble is not None and before is None:
-            log.error("%s", self.trouble)
-        elif self.trouble is None and before is not None:
-            log.warning("The journal can be written again.")
-
-    def _commit(self, group: list[_Work]) -> list[Any]:
-        try:
-            return self._together(group)
-        except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits must hear of it
-            if len(group) == 1:
-                return [_unwritable(error) if isinstance(error, SQLAlchemyError | OverflowError) else _broken(error)]
-            return [result for work in group for result in self._commit([work])]
-
-    def _together(self, group: list[_Work]) -> list[Any]:
-        if self._connection is None:
-            raise SQLAlchemyError("The journal is closed.")
-        with self._connection.begin():
-            return [work.run(self._connection) for work in group]
-
-    def _connect(self) -> None:
-        try:
-            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
-            engine = create_engine(f"sqlite:///{self._file}")
-            event.listen(engine, "connect", _configure)
-            self._connection = engine.connect()
-            with self._connection.begin():
-                self._lay_out(self._connection)
-        except (OSError, SQLAlchemyError) as error:
-            why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
-            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or mend it.") from error
-
-    def _lay_out(self, connection: Connection) -> None:
-        found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-        if connection.dialect.has_table(connection, REQUESTS.name) and found != LAYOUT:
-            raise _of_another_version(self._file, found)
-        SCHEMA.create_all(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection.engine.dispose()
-            self._connection = None
-
-
-def _configure(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _of_another_version(file: Path, layout: int) -> Conflict:
-    return Conflict(
-        f"The journal {file} was written by another version of Halteres.",
-        f"Its tables have layout {layout}; this version reads layout {LAYOUT}.",
-        "Move the state directory aside, or serve from another one; checkpoint folders can be moved over.",
-    )
-
-
-def _unwritable(error: Exception) -> NotReady:
-    return NotReady(
-        "The journal cannot be written.",
-        f"{error.args[0] if error.args else error}.",
-        "Free space where the service keeps its state; clients ask again by themselves.",
-    )
-
-
-def _broken(error: Exception) -> ServerError:
-    name = uuid.uuid4().hex[:8]
-    log.error("A record could not be made, error id %s.", name, exc_info=error)
-    return ServerError(
-        f"A record could not be made (error id {name}).", f"{type(error).__name__}: {error}.", "See the log."
-    )
-
-
-def _log_failure(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("A record could not be made: %s", error)
-
-
-Drawn = Mapping[str, int | list[int]]
-"""What the service drew by lot for a request."""
+Drawn = Mapping[str, int | list[int]]  # what the service drew by lot for a request
 
 State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 """A request that was refused never reached its turn; all others that have ended were executed."""
 
-RETRY_S = 1.0
-"""Between two attempts to record what has ended."""
+RETRY_S = 1.0  # between two attempts to record what has ended
+
+log = logging.getLogger(__name__)
 
 
 def new_id() -> str:
@@ -259,6 +90,9 @@ _SETTLE = (
 _ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
+_SAMPLES = _ROWS.where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.settled_at > bindparam("after")).order_by(
+    REQUESTS.c.settled_at
+)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
 _SINCE = (
@@ -267,15 +101,43 @@ _SINCE = (
     .where(REQUESTS.c.state.in_(("done", "failed_user")), REQUESTS.c.kind.in_(_REPLAYED))
     .order_by(REQUESTS.c.seq)
 )
+_SEQ_OF_RUN = REQUESTS.c.subject.in_(select(MODELS.c.id))
+_LAST_SETTLED = (
+    select(REQUESTS.c.subject, func.max(REQUESTS.c.seq))
+    .where(REQUESTS.c.state != "accepted", _SEQ_OF_RUN)
+    .group_by(REQUESTS.c.subject)
+)
+_FIRST_OPEN = (
+    select(REQUESTS.c.subject, func.min(REQUESTS.c.seq))
+    .where(REQUESTS.c.state == "accepted", _SEQ_OF_RUN)
+    .group_by(REQUESTS.c.subject)
+)
 
 
-class Journal(Commits):
-    """The requests of one service."""
+Work = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # one transaction, and who waits for it
+
+
+class Journal:
+    """The requests of one service, and the tables beside them."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(file)
+        self._file = file
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._connection: Connection | None = None
+        self._pending: list[Work] = []
+        self._writer: asyncio.Task[None] | None = None
         self._ended: dict[str, Ended] = {}  # not recorded yet, in order
         self._recorder: asyncio.Task[None] | None = None
+        self.trouble: NotReady | None = None  # why the file cannot be written now
+
+    async def open(self) -> None:
+        """Open or create the file.
+
+        Raises:
+            Conflict: it was written by a version of Halteres whose tables were others.
+            ServerError: it cannot be opened or made.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
     async def close(self) -> None:
         """Record what has ended, commit what is pending and close the file."""
@@ -284,12 +146,52 @@ class Journal(Commits):
         if self._recorder is not None:
             self._recorder.cancel()
             await asyncio.gather(self._recorder, return_exceptions=True)
-        await super().close()
+        if self._writer is not None:
+            await self._writer
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown()
+
+    # Any table
+
+    async def transact(self, run: Callable[[Connection], T]) -> T:
+        """Run `run` in the next transaction; returns once it is committed.
+
+        Raises:
+            NotReady: the file cannot be written; nothing of this call is in it.
+            ServerError: `run` itself failed; nothing of it is in the file.
+        """
+        return await self._submit(run)
+
+    def post(self, run: Callable[[Connection], Any]) -> None:
+        """As `transact`, for records nobody waits for; a failure is logged."""
+        self._submit(run).add_done_callback(_log_failure)
+
+    async def put(self, table: Table, item: object = None, **values: Any) -> None:
+        """Insert or replace a row: the values, and for all other columns the attributes of `item`."""
+        row = {
+            name: values[name] if name in values else getattr(item, name)
+            for name in (column.name for column in table.columns)
+        }
+        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), row))
+
+    async def rows(self, table: Table) -> list[dict[str, Any]]:
+        """Every row of a table, oldest first."""
+        query = select(table).order_by(table.c.created_at)
+        return await self.transact(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
+
+    # Requests
 
     async def accept(self, entry: Entry) -> str:
         """Record a request; returns the id of the row under its key, which is older if the key was used before."""
+
+        def accept(connection: Connection) -> str:
+            values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
+            if connection.execute(_ACCEPT, {**values, "accepted_at": steady_time(), "state": "accepted"}).rowcount:
+                return entry.id
+            return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
+
         try:
-            return await self.transact(lambda connection: _accept(connection, entry))
+            return await self.transact(accept)
         except NotReady as error:
             raise NotReady(f"The request was not accepted. {error.what}", error.why, error.next) from error
 
@@ -300,7 +202,7 @@ class Journal(Commits):
             self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
     async def caught_up(self) -> None:
-        """Every request that has ended is recorded.
+        """What has ended is recorded.
 
         Raises:
             NotReady: the file cannot be written.
@@ -318,7 +220,11 @@ class Journal(Commits):
 
     async def _record_ended(self) -> None:
         batch = list(self._ended.values())
-        await self.transact(lambda connection: connection.execute(_SETTLE, [_values(ended) for ended in batch]))
+        values = [
+            {"id_" if one.name == "id" else one.name: getattr(ended, one.name) for one in fields(Ended)}
+            for ended in batch
+        ]
+        await self.transact(lambda connection: connection.execute(_SETTLE, values))
         for ended in batch:
             self._ended.pop(ended.id, None)
 
@@ -341,64 +247,133 @@ class Journal(Commits):
     async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
         """The samples of a sampling session that were settled after this time (unix s), in order."""
         await self.caught_up()
-        query = _ROWS.where(REQUESTS.c.subject == sampler, REQUESTS.c.settled_at > after)
-        return await self._select(query.order_by(REQUESTS.c.settled_at))
-
-    async def forget(self, before: float) -> int:
-        """Delete the requests settled before this time (unix s) that no adapter needs; returns how many."""
-        old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
-        covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
-        others = REQUESTS.c.subject.notin_(select(MODELS.c.id))
-        statement = delete(REQUESTS).where(old, or_(others, REQUESTS.c.seq <= covered))
-        return await self.transact(lambda connection: connection.execute(statement).rowcount)
-
-    async def used_bytes(self) -> int:
-        """Of its file, without what is free to be written again."""
-
-        def used(connection: Connection) -> int:
-            pages, free, size = (
-                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-            return (pages - free) * size
-
-        return await self.transact(used)
+        return await self._select(_SAMPLES, of=sampler, after=after)
 
     async def _select(self, query: Any, **values: Any) -> list[Recorded]:
         return await self.transact(
             lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]
         )
 
-    async def burn(self, model_id: str, seq: int) -> None:
-        """Record that a refused request used up this number."""
-        await self.added(BURNT, model_id=model_id, seq=seq)
+    async def forget(self, before: float) -> int:
+        """Delete the requests settled before this time (unix s) that no adapter needs; returns how many."""
+        old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
+        covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
+        statement = delete(REQUESTS).where(old, or_(~_SEQ_OF_RUN, REQUESTS.c.seq <= covered))
+        return await self.transact(lambda connection: connection.execute(statement).rowcount)
 
-    async def last_settled(self) -> dict[str, int]:
-        """The highest sequence number that each training run has settled."""
-        settled = select(REQUESTS.c.subject, func.max(REQUESTS.c.seq)).where(REQUESTS.c.state != "accepted")
-        query = settled.where(REQUESTS.c.subject.in_(select(MODELS.c.id))).group_by(REQUESTS.c.subject)
-        return dict(await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)]))
+    async def used_bytes(self) -> int:
+        """Of its file, without what is free to be written again."""
 
-    async def first_open(self) -> dict[str, int]:
-        """The lowest number of each training run that was accepted and is not settled."""
-        query = select(REQUESTS.c.subject, func.min(REQUESTS.c.seq)).where(REQUESTS.c.state == "accepted")
-        query = query.where(REQUESTS.c.subject.in_(select(MODELS.c.id))).group_by(REQUESTS.c.subject)
-        return dict(await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)]))
+        def used(connection: Connection) -> int:
+            names = ("page_count", "freelist_count", "page_size")
+            pages, free, size = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
+            return (pages - free) * size
 
-    async def burnt(self) -> list[tuple[str, int]]:
-        """Every number that a refused request used up, with its training run."""
-        query = select(BURNT.c.model_id, BURNT.c.seq)
-        return await self.transact(lambda connection: [(run, seq) for run, seq in connection.execute(query)])
+        return await self.transact(used)
+
+    async def positions(self) -> tuple[dict[str, int], dict[str, int], list[tuple[str, int]]]:
+        """Of training runs: the highest number that each has settled, the lowest that it accepted and did not settle,
+        and every number that a refused request used up."""
+
+        def pairs(connection: Connection, query: Any) -> list[tuple[str, int]]:
+            return [(row[0], row[1]) for row in connection.execute(query)]
+
+        return await self.transact(
+            lambda connection: (
+                dict(pairs(connection, _LAST_SETTLED)),
+                dict(pairs(connection, _FIRST_OPEN)),
+                pairs(connection, select(BURNT.c.model_id, BURNT.c.seq)),
+            )
+        )
+
+    # The file and its thread
+
+    def _submit(self, run: Callable[[Connection], T]) -> asyncio.Future[T]:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.append((run, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="journal writer")
+        return done
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            group, self._pending = self._pending, []
+            results: list[Any]
+            try:
+                results = await loop.run_in_executor(self._thread, self._commit, group)
+            except RuntimeError as error:  # the thread has ended
+                results = [_unwritable(error)] * len(group)
+            before, self.trouble = self.trouble, next((one for one in results if isinstance(one, NotReady)), None)
+            if self.trouble is not None and before is None:
+                log.error("%s", self.trouble)
+            elif self.trouble is None and before is not None:
+                log.warning("The journal can be written again.")
+            for (_, done), result in zip(group, results, strict=True):
+                if done.done():
+                    continue  # whoever waited was cancelled; the row stands
+                done.set_exception(result) if isinstance(result, Exception) else done.set_result(result)
+
+    def _commit(self, group: list[Work]) -> list[Any]:
+        try:
+            return self._together(group)
+        except Exception as error:  # whatever it is, everybody who waits must hear of it
+            if len(group) > 1:
+                return [result for work in group for result in self._commit([work])]
+            if isinstance(error, SQLAlchemyError | OverflowError):
+                return [_unwritable(error)]
+            name = uuid.uuid4().hex[:8]
+            log.error("A record could not be made, error id %s.", name, exc_info=error)
+            what = f"A record could not be made (error id {name})."
+            return [ServerError(what, f"{type(error).__name__}: {error}.", "See the log.")]
+
+    def _together(self, group: list[Work]) -> list[Any]:
+        if self._connection is None:
+            raise SQLAlchemyError("The journal is closed.")
+        with self._connection.begin():
+            return [run(self._connection) for run, _ in group]
+
+    def _connect(self) -> None:
+        try:
+            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
+            engine = create_engine(f"sqlite:///{self._file}")
+            event.listen(engine, "connect", _configure)
+            connection = self._connection = engine.connect()
+            with connection.begin():
+                found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+                if connection.dialect.has_table(connection, REQUESTS.name) and found != LAYOUT:
+                    raise Conflict(
+                        f"The journal {self._file} was written by another version of Halteres.",
+                        f"Its tables have layout {found}; this version reads layout {LAYOUT}.",
+                        "Move the state directory aside, or serve from another one; checkpoint folders can be moved"
+                        " over.",
+                    )
+                SCHEMA.create_all(connection)
+                connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
+        except (OSError, SQLAlchemyError) as error:
+            why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
+            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or mend it.") from error
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection.engine.dispose()
+            self._connection = None
 
 
-def _accept(connection: Connection, entry: Entry) -> str:
-    values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
-    values |= {"accepted_at": steady_time(), "state": "accepted"}
-    if connection.execute(_ACCEPT, values).rowcount:
-        return entry.id
-    return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
+def _configure(connection: Any, _: Any) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
 
 
-def _values(ended: Ended) -> dict[str, Any]:
-    values = {one.name: getattr(ended, one.name) for one in fields(Ended)}
-    return {**values, "id_": values.pop("id")}
+def _unwritable(error: Exception) -> NotReady:
+    return NotReady(
+        "The journal cannot be written.",
+        f"{error.args[0] if error.args else error}.",
+        "Free space where the service keeps its state; clients ask again by themselves.",
+    )
+
+
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("A record could not be made: %s", error)

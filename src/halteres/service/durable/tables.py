@@ -1,19 +1,19 @@
 """The journal's tables.
 
-requests     id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
-sessions     one client's connection
-models       training runs, each with the point from which its adapter can be brought back
-samplers     sampling sessions
-checkpoints  named weights on disk
-burnt        sequence numbers that a refused request used up
+requests       id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
+sessions       one client's connection
+models         training runs, each with the point from which its adapter can be brought back
+samplers       sampling sessions
+checkpoints    named weights on disk
+burnt          sequence numbers that a refused request used up
+custom_losses  graphs of operations that clients wrote, by session
 """
 
 from __future__ import annotations
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, LargeBinary, MetaData, String, Table
 
-LAYOUT = 2
-"""Written into the file (PRAGMA user_version); a journal of another layout is refused."""
+LAYOUT = 2  # written into the file (PRAGMA user_version); a journal of another layout is refused
 
 SCHEMA = MetaData()
 
@@ -102,8 +102,16 @@ CHECKPOINTS = Table(
 )
 
 BURNT = Table(
-    "burnt",
+    "burnt", SCHEMA, Column("model_id", String, primary_key=True), Column("seq", BigInteger, primary_key=True)
+)
+
+CUSTOM_LOSSES = Table(
+    "custom_losses",
     SCHEMA,
-    Column("model_id", String, primary_key=True),
-    Column("seq", BigInteger, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("session_id", String, nullable=False, index=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("name", String, nullable=False),  # of the client's function
+    Column("loss", JSON, nullable=False),  # CustomLoss, checked
+    Column("created_at", Float, nullable=False),
 )

@@ -34,9 +34,8 @@ from halteres.engine.protocol import Saved
 from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
 from halteres.service.answers import body_of, page_of, read_body, route, timestamp
-from halteres.service.checkpoints.added import CARD
 from halteres.service.checkpoints.paths import checked_ttl, end_of_life, refuse_token
-from halteres.service.checkpoints.peft_folders import FILES
+from halteres.service.checkpoints.peft_folders import CARD, FILES
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.models import Model, model_id_of, record
 from halteres.service.service import Service

@@ -20,8 +20,7 @@ from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshot
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant
 
-KEPT_VERSIONS = MOST_PINNED + 1
-"""Weights of a run that can be asked for by their policy version."""
+KEPT_VERSIONS = MOST_PINNED + 1  # weights of a run that can be asked for by their policy version
 
 
 @dataclass(slots=True)
@@ -44,14 +43,14 @@ class Sampler:
     lost: bool = False  # its weights were deleted
 
     @property
-    def weights(self) -> int | None:
-        """Of unnamed weights: the number of the request that published those a request means which comes now."""
-        return self.target.snapshot.seq if self.target.snapshot is not None else None
-
-    @property
     def snapshot(self) -> Snapshot | None:
         """The weights that a request means which comes now; None is the base model."""
         return self.target.snapshot
+
+    @property
+    def weights(self) -> int | None:
+        """Of unnamed weights: the number of the request that published those a request means which comes now."""
+        return self.target.snapshot.seq if self.target.snapshot is not None else None
 
 
 def sampler_id(session_id: str, seq: int) -> str:
@@ -82,27 +81,17 @@ class Samplers:
         for row in await self._journal.rows(SAMPLERS):
             model = models.of_id(row["model_id"]) if row["model_id"] else None
             facts = {name: row[name] for name in ("id", "session_id", "tenant", "base_model", "model_path")}
-            self._add(self._named(row, facts) if model is None else self._unnamed(model, row, facts))
+            self._enter(self._named(row, facts) if model is None else self._unnamed(model, row, facts))
         await self._snapshots.sweep()
 
     def _unnamed(self, model: Model, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
         snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
         session = self._sessions.of_model(model.session_id)
         self._remember(session, snapshot)
-        if session.run and snapshot.version >= self._version(session):
+        newest = self._policies.get((session.tenant, session.run or ""))
+        if session.run and snapshot.version >= (newest.version if newest else 0):
             self.published(session, snapshot)
         return Sampler(**facts, target=self._target(snapshot, inflight=row["inflight"]))
-
-    def _target(self, snapshot: Snapshot, *, inflight: bool) -> Target:
-        if not inflight or snapshot.model is None:
-            return Target(snapshot)
-        shared = self._inflight.setdefault(snapshot.model.id, Target(snapshot))
-        shared.snapshot = snapshot
-        return shared
-
-    def _version(self, session: Session) -> int:
-        known = self._policies.get((session.tenant, session.run or ""))
-        return known.version if known else 0
 
     def _named(self, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
         try:
@@ -112,6 +101,13 @@ class Samplers:
         if found is not None and found.created_at > row["created_at"]:
             return Sampler(**facts, target=Target(None), lost=True)  # the path was used again
         return Sampler(**facts, target=Target(self._snapshots.of(found) if found else None))
+
+    def _target(self, snapshot: Snapshot, *, inflight: bool) -> Target:
+        if not inflight or snapshot.model is None:
+            return Target(snapshot)
+        shared = self._inflight.setdefault(snapshot.model.id, Target(snapshot))
+        shared.snapshot = snapshot
+        return shared
 
     async def create(self, session: Session, seq: int, base_model: str | None, model_path: str | None) -> Sampler:
         """The sampling session of this number: made now, or the one made before.
@@ -125,51 +121,43 @@ class Samplers:
         if model_path is None and base_model is None:
             raise InvalidData("The sampling session names no weights.", next="Send model_path or base_model.")
         found = self._snapshots.of(self._checkpoints.find(model_path, session.tenant)) if model_path else None
-        asked = base_model or (found.base_model if found else None) or self._base.name
-        sampler = Sampler(
-            id=name,
-            session_id=session.id,
-            tenant=session.tenant,
-            base_model=self._base.check(asked),
-            model_path=model_path,
-            target=Target(found),
-        )
-        await self._record(sampler)
-        return sampler
+        base = self._base.check(base_model or (found.base_model if found else None) or self._base.name)
+        return await self._record(session, seq, base, Target(found), model_path=model_path)
 
     async def add_unnamed(self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool) -> Sampler:
         """The sampling session of weights that were published without a name."""
+        target = self._target(snapshot, inflight=inflight)
+        return await self._record(session, seq, snapshot.base_model, target, inflight=inflight)
+
+    async def _record(
+        self,
+        session: Session,
+        seq: int,
+        base_model: str,
+        target: Target,
+        *,
+        model_path: str | None = None,
+        inflight: bool = False,
+    ) -> Sampler:
         sampler = Sampler(
             id=sampler_id(session.id, seq),
             session_id=session.id,
             tenant=session.tenant,
-            base_model=snapshot.base_model,
-            target=self._target(snapshot, inflight=inflight),
+            base_model=base_model,
+            model_path=model_path,
+            target=target,
         )
-        await self._record(sampler, inflight=inflight)
-        return sampler
+        values: dict[str, Any] = dict.fromkeys(("model_id", "seq", "snapshot", "version"))
+        if (unnamed := target.snapshot) is not None and unnamed.model is not None and model_path is None:
+            values = {"model_id": unnamed.model.id, "seq": unnamed.seq}
+            values |= {"snapshot": unnamed.name, "version": unnamed.version}
+        await self._journal.put(SAMPLERS, sampler, **values, inflight=inflight, created_at=time.time())
+        return self._enter(sampler)
 
-    async def _record(self, sampler: Sampler, *, inflight: bool = False) -> None:
-        unnamed = sampler.snapshot if sampler.model_path is None else None
-        await self._journal.added(
-            SAMPLERS,
-            id=sampler.id,
-            session_id=sampler.session_id,
-            tenant=sampler.tenant,
-            base_model=sampler.base_model,
-            model_path=sampler.model_path,
-            model_id=unnamed.model.id if unnamed and unnamed.model else None,
-            seq=unnamed.seq if unnamed else None,
-            snapshot=unnamed.name if unnamed else None,
-            version=unnamed.version if unnamed else None,
-            inflight=inflight,
-            created_at=time.time(),
-        )
-        self._add(sampler)
-
-    def _add(self, sampler: Sampler) -> None:
+    def _enter(self, sampler: Sampler) -> Sampler:
         self._known[sampler.id] = sampler
         self._of_session.setdefault(sampler.session_id, {})[sampler.id] = None
+        return sampler
 
     def at(self, sampler: Sampler, weights: int | None) -> Snapshot | None:
         """The weights that a request meant which came earlier, by `Sampler.weights` of that time."""
@@ -199,14 +187,15 @@ class Samplers:
         """The sampling session of this id."""
         found = self._known.get(sampler)
         if found is None or found.tenant != tenant:
-            raise NotFound(
-                f"There is no sampling session '{shortened(sampler)}' here.", next="Make a new sampling client."
-            )
+            what = f"There is no sampling session '{shortened(sampler)}' here."
+            raise NotFound(what, next="Make a new sampling client.")
         return found
 
     def of_session(self, session_id: str) -> Collection[str]:
         """The ids of a session's sampling sessions, oldest first."""
         return self._of_session.get(session_id, {})
+
+    # The policies of runs
 
     def published(self, session: Session, snapshot: Snapshot) -> None:
         """These are now the newest weights of the session's run."""
@@ -247,9 +236,8 @@ class Samplers:
         what = f"The run '{shortened(run)}' has no weights of policy version {version} to sample from."
         if version > snapshot.version:
             raise NotReady(what, f"Its newest is {snapshot.version}.", "Ask again in a moment.")
-        raise SnapshotLost(
-            what, f"The newest {KEPT_VERSIONS} are kept, up to {snapshot.version}.", "Ask for one of them."
-        )
+        why = f"The newest {KEPT_VERSIONS} are kept, up to {snapshot.version}."
+        raise SnapshotLost(what, why, "Ask for one of them.")
 
     def versions(self, tenant: Tenant) -> dict[str, int]:
         """The policy version of every run of a tenant."""

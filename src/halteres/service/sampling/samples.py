@@ -6,10 +6,10 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,16 +28,23 @@ from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
 from halteres.service.wire.results import extra_outputs_of, write_sample
 
+TOKEN_BYTES = 4
+
+PLACES, MOST_PLACES = 640, 576
+"""Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
+that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
+first served."""
+
+MAX_SAMPLES = 1024  # sequences of one request
+TARGET_WORK = 8  # of one cell of `target_prompt_logprobs`, beside the reading of one byte
+
+CANCELLED = failure(UserError("The request was cancelled by its client."))
+
 
 class StreamBroken(ServerError):
     """A stream that no engine can go on with."""
 
     code = "stream_broken"
-
-
-T = TypeVar("T")
-
-TOKEN_BYTES = 4
 
 
 async def surviving_stream(
@@ -63,11 +70,11 @@ async def surviving_stream(
                     )
                 async with aclosing(begin(engine)) as pieces:
                     async for piece in pieces:
-                        known = sent[piece.sample] - written[piece.sample]
+                        known = max(0, sent[piece.sample] - written[piece.sample])
                         written[piece.sample] += len(piece.tokens) // TOKEN_BYTES
-                        if (news := without(piece, max(0, known))) is not None:
+                        if (unsent := without(piece, known)) is not None:
                             sent[piece.sample] = written[piece.sample]
-                            yield news
+                            yield unsent
                 return
             except EngineGone:
                 continue
@@ -77,47 +84,13 @@ def without(piece: Piece, known: int) -> Piece | None:
     """A piece without its first `known` tokens; None if that leaves nothing."""
     if known == 0:
         return piece
-    skipped = known * TOKEN_BYTES
+    skipped, top = known * TOKEN_BYTES, piece.top
     if skipped >= len(piece.tokens):
         return None
-    return Piece(
-        sample=piece.sample,
-        tokens=piece.tokens[skipped:],
-        logprobs=piece.logprobs[skipped:],
-        version=piece.version,
-        top=None if piece.top is None else _rows_after(piece.top, known),
-        stop_reason=piece.stop_reason,
-    )
-
-
-def _rows_after(top: TopK, known: int) -> TopK:
-    skipped = known * top.k * TOKEN_BYTES
-    return TopK(k=top.k, length=top.length - known, ids=top.ids[skipped:], logprobs=top.logprobs[skipped:])
-
-
-@asynccontextmanager
-async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """The items; whoever leaves the block early ends what makes them, at once."""
-    try:
-        yield items
-    finally:
-        if isinstance(items, AsyncGenerator):
-            await items.aclose()
-
-
-PLACES, MOST_PLACES = 640, 576
-"""Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
-that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
-first served."""
-
-MAX_SAMPLES = 1024
-"""Sequences of one request."""
-
-
-TARGET_WORK = 8
-"""Of one cell of `target_prompt_logprobs`, beside the reading of one byte."""
-
-CANCELLED = failure(UserError("The request was cancelled by its client."))
+    if top is not None:
+        ids, logprobs = top.ids[skipped * top.k :], top.logprobs[skipped * top.k :]
+        top = TopK(k=top.k, length=top.length - known, ids=ids, logprobs=logprobs)
+    return msgspec.structs.replace(piece, tokens=piece.tokens[skipped:], logprobs=piece.logprobs[skipped:], top=top)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +108,11 @@ class Draw:
     def name(self) -> str | None:
         """Of the snapshot in the engine."""
         return None if self.snapshot is None else self.snapshot.name
+
+    @property
+    def call(self) -> tuple[Any, ...]:
+        """The arguments of `Samples.sample`."""
+        return self.name, self.prompt, self.num_samples, self.params, self.wanted
 
 
 class Samples:
@@ -155,24 +133,33 @@ class Samples:
         self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
         self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
-        futures.draw_again_by(self.again)
         self._limits, self._under_way = limits, Counter[Tenant]()
-        engines = len(fleet.samplers)
-        self._queue = FairQueue(PLACES * engines, MOST_PLACES * engines)
+        self._queue = FairQueue(PLACES * len(fleet.samplers), MOST_PLACES * len(fleet.samplers))
+        futures.redraw = self.again
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
         self._limits.of(tenant).check_samples(self._under_way[tenant])
 
+    @contextmanager
+    def _counted(self, draw: Draw) -> Iterator[None]:
+        """One request more of the tenant's is under way."""
+        if not 1 <= draw.num_samples <= MAX_SAMPLES:
+            raise InvalidData(f"num_samples is {draw.num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
+        self._under_way[draw.tenant] += 1
+        try:
+            yield
+        finally:
+            self._under_way[draw.tenant] -= 1
+
     async def draw(self, draw: Draw) -> SampleResult:
         """Sample when it is the tenant's turn."""
-        _check_count(draw.num_samples)
 
         async def call(engine: protocol.Samples) -> SampleResult:
             async with self._snapshots.resident(draw.snapshot, engine):
-                return await engine.sample(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)
+                return await engine.sample(*draw.call)
 
-        with self._counted(draw.tenant):
+        with self._counted(draw):
             async with self._queue.places(draw.tenant, draw.num_samples):
                 return await survived(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
@@ -181,15 +168,16 @@ class Samples:
 
         The places are held until the rows are done, however slowly they are read.
         """
-        _check_count(draw.num_samples)
 
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
-            async with (
-                self._snapshots.resident(draw.snapshot, engine),
-                closing(engine.stream(draw.name, draw.prompt, draw.num_samples, draw.params, draw.wanted)) as pieces,
-            ):
-                async for piece in pieces:
-                    yield piece
+            async with self._snapshots.resident(draw.snapshot, engine):
+                pieces = engine.stream(*draw.call)
+                try:
+                    async for piece in pieces:
+                        yield piece
+                finally:
+                    if isinstance(pieces, AsyncGenerator):  # whoever leaves early ends the rows at once
+                        await pieces.aclose()
 
         waiting = PieceQueue()
 
@@ -204,7 +192,7 @@ class Samples:
             except HalteresError as error:
                 waiting.end(error)
 
-        with self._counted(draw.tenant):
+        with self._counted(draw):
             filling = asyncio.create_task(fill(), name="stream")
             try:
                 async for piece in waiting.read():
@@ -213,19 +201,20 @@ class Samples:
                 filling.cancel()
                 await asyncio.gather(filling, return_exceptions=True)
 
-    @contextmanager
-    def _counted(self, tenant: Tenant) -> Iterator[None]:
-        """One request more of the tenant's is under way."""
-        self._under_way[tenant] += 1
-        try:
-            yield
-        finally:
-            self._under_way[tenant] -= 1
+    # Requests of the journal
 
-    def start(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn | None) -> None:
+    def start(self, future: Future, sampler: Sampler, body: Sample, drawn: Drawn | None) -> None:
         """Execute a client's request, with what was drawn when it came; its future is settled when it is done."""
-        task = self._tasks.create_task(self._keep(future, sampler, asked, drawn or {}), name="sample")
-        self._running[future.request_id] = task
+
+        async def execute() -> None:
+            try:
+                outcome = await outcome_of(future, lambda: self._sample(sampler, body, drawn or {}))
+            except asyncio.CancelledError:
+                self._futures.settle(future, CANCELLED)
+                raise
+            self._futures.settle(future, outcome)
+
+        task = self._running[future.request_id] = self._tasks.create_task(execute(), name="sample")
         task.add_done_callback(lambda _: self._running.pop(future.request_id, None))
 
     def cancel(self, request_id: str) -> None:
@@ -242,56 +231,35 @@ class Samples:
         """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
         future = self._futures.adopt(row)
         try:
-            asked = read(row.body, Sample)
-            sampler = self._samplers.find(row.subject, row.tenant)
-            self.start(future, sampler, asked, row.drawn)
+            body = read(row.body, Sample)
+            self.start(future, self._samplers.find(row.subject, row.tenant), body, row.drawn)
         except HalteresError as error:
             self._futures.settle(future, failure(error))
         return future
 
-    async def _keep(self, future: Future, sampler: Sampler, asked: Sample, drawn: Drawn) -> None:
-        try:
-            outcome = await outcome_of(future, lambda: self._sample(sampler, asked, drawn))
-        except asyncio.CancelledError:
-            self._futures.settle(future, CANCELLED)
-            raise
-        self._futures.settle(future, outcome)
-
-    async def _sample(self, sampler: Sampler, asked: Sample, drawn: Drawn) -> Outcome:
+    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn) -> Outcome:
         refuse_lost(sampler)
-        prompt, targets = prompt_of(asked.prompt), asked.target_prompt_logprobs
+        prompt, targets = prompt_of(body.prompt), body.target_prompt_logprobs
         size = TARGET_WORK * len(targets.data) if targets else 0
-        extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(asked, len(prompt) // 4))
-        params = params_of(asked.sampling_params, _number(drawn, "seed", asked.sampling_params.seed) or 0)
-        params = msgspec.structs.replace(params, logprobs=self.logprobs)
-        snapshot, tenant = self._samplers.at(sampler, _number(drawn, "weights")), sampler.tenant
+        extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(body, len(prompt) // 4))
+        seed, weights = drawn.get("seed", body.sampling_params.seed), drawn.get("weights")
+        params = params_of(body.sampling_params, seed if isinstance(seed, int) else 0)
         draw = Draw(
-            snapshot=snapshot,
+            snapshot=self._samplers.at(sampler, weights if isinstance(weights, int) else None),
             prompt=prompt,
-            num_samples=asked.num_samples,
-            params=params,
+            num_samples=body.num_samples,
+            params=msgspec.structs.replace(params, logprobs=self.logprobs),
             wanted=extra.wanted,
-            tenant=tenant,
+            tenant=sampler.tenant,
         )
-        sampled = await self.draw(draw)
-        return binary_result(write_sample(sampled, extra))
+        return binary_result(write_sample(await self.draw(draw), extra))
 
 
-def _check_count(num_samples: int) -> None:
-    if not 1 <= num_samples <= MAX_SAMPLES:
-        raise InvalidData(f"num_samples is {num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
-
-
-def drawn_for(asked: Sample, sampler: Sampler) -> dict[str, int | list[int]]:
+def drawn_for(body: Sample, sampler: Sampler) -> dict[str, int | list[int]]:
     """What the journal keeps beside a request, so that it gives the same whenever it is executed: a seed where the
     client sent none, and which weights its sampling session means now."""
-    seed = {} if asked.sampling_params.seed is not None else {"seed": drawn_seed()}
+    seed = {} if body.sampling_params.seed is not None else {"seed": drawn_seed()}
     return {**seed, **({} if sampler.weights is None else {"weights": sampler.weights})}
-
-
-def _number(drawn: Drawn, name: str, otherwise: int | None = None) -> int | None:
-    found = drawn.get(name, otherwise)
-    return found if isinstance(found, int) else None
 
 
 def drawn_seed() -> int:
@@ -306,13 +274,13 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
-def params_of(asked: Sampling, seed: int) -> SamplingParams:
+def params_of(body: Sampling, seed: int) -> SamplingParams:
     """The engine's sampling parameters.
 
     `stop` as text stops at text and at the model's end token; as token ids it replaces the end token; an empty list
     disables every stop.
     """
-    stop = [asked.stop] if isinstance(asked.stop, str | int) else asked.stop
+    stop = [body.stop] if isinstance(body.stop, str | int) else body.stop
     strings = tuple(one for one in stop or () if isinstance(one, str))
     tokens = tuple(one for one in stop or () if isinstance(one, int))
     if any(not text for text in strings):
@@ -320,10 +288,10 @@ def params_of(asked: Sampling, seed: int) -> SamplingParams:
     if any(not -(2**31) <= token < 2**31 for token in tokens):
         raise InvalidData("stop holds something that is no token id.", next="Send ids of the model's own tokenizer.")
     return SamplingParams(
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
         seed=checked_seed(seed),
         stop_tokens=None if stop is None or (strings and not tokens) else tokens,
         stop_strings=strings,

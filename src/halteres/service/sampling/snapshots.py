@@ -40,11 +40,6 @@ class SnapshotLost(ServerError):
     code = "snapshot_lost"
 
 
-def _no_engines() -> WeakKeyDictionary[Trains | Samples, int]:
-    """The engines that hold a snapshot, and how many sampling requests are under way in each."""
-    return WeakKeyDictionary()
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """Weights to sample from."""
@@ -58,7 +53,9 @@ class Snapshot:
     path: str | None = None  # tinker:// path, of named ones
     folder: Path | None = None  # where it can be loaded from again
     sha256: str | None = None  # of that folder; None: it was written in an earlier life, or by somebody else
-    engines: WeakKeyDictionary[Trains | Samples, int] = field(default_factory=_no_engines)
+    engines: WeakKeyDictionary[Trains | Samples, int] = field(  # those that hold it -> requests under way there
+        default_factory=WeakKeyDictionary["Trains | Samples", int]
+    )
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # ... or writes its folder
 
@@ -73,11 +70,10 @@ class Snapshots:
         self._named: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
         self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
-        self._bring_back: Callable[[Snapshot, Trains], Awaitable[None]] | None = None
+        self.bring_back: Callable[[Snapshot, Trains], Awaitable[None]] | None = None
+        """Takes unnamed weights again that no folder holds; `service.adapters` sets it."""
 
-    def bring_back_by(self, bring_back: Callable[[Snapshot, Trains], Awaitable[None]]) -> None:
-        """Who takes unnamed weights again that no folder holds."""
-        self._bring_back = bring_back
+    # Unnamed weights
 
     async def publish(self, trainer: Trains, model: Model, seq: int) -> Snapshot:
         """Copy an adapter's weights, for the request of this number."""
@@ -89,14 +85,12 @@ class Snapshots:
 
     def unnamed(self, model: Model, seq: int, name: str, version: int) -> Snapshot:
         """The weights that an earlier life of the service published with the request of this number."""
-        snapshot = Snapshot(
+        snapshot = self._unnamed[model.id, seq] = Snapshot(
             version=version, base_model=model.base_model, lora=model.lora, name=name, model=model, seq=seq
         )
-        folder = self._spill / name
-        if folder.is_dir():
+        if (folder := self._spill / name).is_dir():
             snapshot.folder = folder
             self._spilled[model.id].append(snapshot)
-        self._unnamed[model.id, seq] = snapshot
         return snapshot
 
     def published_with(self, model: Model, seq: int) -> Snapshot:
@@ -123,12 +117,30 @@ class Snapshots:
             await trainer.snapshot(model.id, snapshot.name)
             self._hold(snapshot, trainer)
 
+    def _of_run(self, model: Model) -> list[Snapshot]:
+        return [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
+
     async def keep(self, model: Model, trainer: Trains) -> None:
         """Write a training run's unnamed weights that only the engine holds."""
-        published = [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
-        for snapshot in published:
+        for snapshot in self._of_run(model):
             if snapshot.folder is None and trainer in snapshot.engines:
                 await self._write(snapshot, trainer)
+
+    async def forget_unnamed(self, model: Model) -> None:
+        """Forget what a training run has published without a name."""
+        for snapshot in self._of_run(model):
+            await self._discard(snapshot)
+        self._spilled.pop(model.id, None)
+
+    async def _discard(self, snapshot: Snapshot) -> None:
+        """Forget unnamed weights; whoever samples from them goes on while the engine holds them."""
+        folder, snapshot.folder = snapshot.folder, None
+        if snapshot.model is not None and snapshot.seq is not None:
+            self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    # Named weights
 
     def name(self, snapshot: Snapshot, path: str, folder: Path, sha256: str | None = None) -> None:
         """The snapshot was saved there."""
@@ -139,15 +151,11 @@ class Snapshots:
 
     def of(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of named weights; it is loaded when it is first used."""
-        path = str(checkpoint.path)
+        path, base_model = str(checkpoint.path), checkpoint.base_model
         if path not in self._named:
-            self._named[path] = Snapshot(
-                version=checkpoint.version,
-                base_model=checkpoint.base_model,
-                lora=checkpoint.lora,
-                path=path,
-                folder=checkpoint.folder,
-            )
+            folder, lora = checkpoint.folder, checkpoint.lora
+            snapshot = Snapshot(version=checkpoint.version, base_model=base_model, lora=lora, path=path, folder=folder)
+            self._named[path] = snapshot
         return self._named[path]
 
     def forget(self, path: str) -> None:
@@ -175,6 +183,8 @@ class Snapshots:
                     shutil.copytree, replaced.folder, kept, copy_function=linked, dirs_exist_ok=True
                 )
                 replaced.folder = kept
+
+    # In the engines
 
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Samples) -> AsyncIterator[None]:
@@ -205,7 +215,12 @@ class Snapshots:
             await self._give(snapshot, engine)
         except WeightsDamaged as damaged:
             log.warning("%s", damaged)
-            await self._fetch_again(snapshot, damaged)
+            folder, snapshot.folder = snapshot.folder, None
+            try:
+                await self._fetch(snapshot)
+            except SnapshotLost:
+                snapshot.folder = folder
+                raise damaged from None
             await self._give(snapshot, engine)
 
     async def _give(self, snapshot: Snapshot, engine: Samples) -> None:
@@ -218,30 +233,19 @@ class Snapshots:
         """Weights that no folder holds: the trainer has them, or takes them again, and writes them for others."""
 
         async def fetch(trainer: Trains) -> None:
+            if trainer not in snapshot.engines and self.bring_back is not None:
+                with suppress(UserError, ServerError):  # the adapter cannot come back, nor what was published from it
+                    await self.bring_back(snapshot, trainer)
             if trainer not in snapshot.engines:
-                await self._take_again(snapshot, trainer)
+                what = f"These sampler weights (policy version {snapshot.version})"
+                raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
 
         await survived(lambda: self._fleet.trainer, fetch)
 
-    async def _fetch_again(self, snapshot: Snapshot, damaged: WeightsDamaged) -> None:
-        folder, snapshot.folder = snapshot.folder, None
-        try:
-            await self._fetch(snapshot)
-        except SnapshotLost:
-            snapshot.folder = folder
-            raise damaged from None
-
-    async def _take_again(self, snapshot: Snapshot, trainer: Trains) -> None:
-        if self._bring_back is not None:
-            with suppress(UserError, ServerError):  # the adapter cannot come back, nor can what was published from it
-                await self._bring_back(snapshot, trainer)
-        if trainer not in snapshot.engines:
-            what = f"These sampler weights (policy version {snapshot.version})"
-            raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
-
     def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
+        """The engine has it now; those unused for longest make room for it."""
         snapshot.engines[engine] = 0
         self._touch(snapshot, engine)
         held = self._held[engine]
@@ -275,37 +279,21 @@ class Snapshots:
                 log.warning("The snapshot %s stays in the engine: %s", snapshot.name, error)
 
     async def _write(self, snapshot: Snapshot, trainer: Trains) -> None:
+        """Write its folder, once; of a training run's unnamed ones only the newest stay."""
         async with snapshot.writing:
-            if snapshot.folder is None:
-                await self._write_first(snapshot, trainer)
-
-    async def _write_first(self, snapshot: Snapshot, trainer: Trains) -> None:
-        folder = self._spill / snapshot.name
-        saved = await trainer.save_snapshot(snapshot.name, str(folder))
-        if snapshot.folder is not None:
-            return  # it was given a name meanwhile
-        snapshot.folder, snapshot.sha256 = folder, saved.sha256
-        spilled = self._spilled[snapshot.model.id if snapshot.model else ""]
-        if snapshot not in spilled:
-            spilled.append(snapshot)
-        while len(spilled) > MAX_SPILLED:
-            oldest = spilled.popleft()
-            if oldest.path is None:
-                await self._discard(oldest)
-
-    async def _discard(self, snapshot: Snapshot) -> None:
-        """Forget unnamed weights; whoever samples from them goes on while the engine holds them."""
-        folder, snapshot.folder = snapshot.folder, None
-        if snapshot.model is not None and snapshot.seq is not None:
-            self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
-        if folder is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def forget_unnamed(self, model: Model) -> None:
-        """Forget what a training run has published without a name."""
-        for snapshot in [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]:
-            await self._discard(snapshot)
-        self._spilled.pop(model.id, None)
+            if snapshot.folder is not None:
+                return
+            folder = self._spill / snapshot.name
+            saved = await trainer.save_snapshot(snapshot.name, str(folder))
+            if snapshot.folder is not None:
+                return  # it was given a name meanwhile
+            snapshot.folder, snapshot.sha256 = folder, saved.sha256
+            spilled = self._spilled[snapshot.model.id if snapshot.model else ""]
+            if snapshot not in spilled:
+                spilled.append(snapshot)
+            while len(spilled) > MAX_SPILLED:
+                if (oldest := spilled.popleft()).path is None:
+                    await self._discard(oldest)
 
 
 def _gone(what: str, why: str) -> SnapshotLost:

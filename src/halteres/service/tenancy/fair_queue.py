@@ -1,7 +1,7 @@
 """A fair queue: places in the engine, or in threads, given to tenants in turn.
 
-Guarantees: a tenant that holds none gets its place before anything that another has waiting, and at once as long as one
-other tenant alone is busy, whatever that one does with its places.
+A tenant that holds none gets its place before anything that another has waiting, and at once as long as one other
+tenant alone is busy, whatever that one does with its places.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from halteres.service.tenancy.tenants import Tenant
+
+T = TypeVar("T")
+
+LONG = 2**15  # bytes, or as much work: a text of this length takes the tokenizer some 30 ms
+THREADS, MOST_THREADS = 4, 3  # threads, and those of one tenant. More would only take Python's lock from each other
 
 
 class FairQueue:
@@ -30,29 +35,17 @@ class FairQueue:
     async def places(self, tenant: Tenant, count: int) -> AsyncIterator[None]:
         """Hold so many places (at most those that one tenant may hold) while the block runs."""
         count = min(count, self._most)
-        await self._take(tenant, count)
-        try:
-            yield
-        finally:
-            self._give_back(tenant, count)
-
-    async def _take(self, tenant: Tenant, count: int) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append((count, granted))
         self._grant()
         try:
             await granted
-        except asyncio.CancelledError:
-            if granted.cancelled():
-                self._grant()  # somebody behind it may fit now
-            else:
-                self._give_back(tenant, count)
-            raise
-
-    def _give_back(self, tenant: Tenant, count: int) -> None:
-        self._free += count
-        self._held[tenant] -= count
-        self._grant()
+            yield
+        finally:
+            if not granted.cancelled():
+                self._free += count
+                self._held[tenant] -= count
+            self._grant()  # also for one that was cancelled: somebody behind it may fit now
 
     def _grant(self) -> None:
         while (tenant := self._next()) is not None:
@@ -76,15 +69,6 @@ class FairQueue:
                 del self._waiting[tenant]
         allowed = (one for one, own in self._waiting.items() if self._held[one] + own[0][0] <= self._most)
         return min(allowed, key=lambda one: (self._held[one], self._served[one]), default=None)
-
-
-T = TypeVar("T")
-
-LONG = 2**15
-"""Bytes, or as much work: a text of this length takes the tokenizer some 30 ms."""
-
-THREADS, MOST_THREADS = 4, 3
-"""Threads, and those of one tenant. More would only take Python's lock from each other."""
 
 
 class Threads:

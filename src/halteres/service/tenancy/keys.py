@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +29,7 @@ from halteres.errors import InvalidConfig, NotFound, NotReady, ServerError, User
 from halteres.files import replacing
 from halteres.service.tenancy.tenants import LOCAL, Tenant, checked_name
 
-PREFIX = "tml"
-"""The SDK up to 0.9 refuses keys that begin otherwise."""
+PREFIX = "tml"  # the SDK up to 0.9 refuses keys that begin otherwise
 
 LONGEST_S = 300 * 365.25 * 86400
 
@@ -92,14 +91,8 @@ class KeyFile:
     def create(
         self, name: str, *, tenant: Tenant | None = None, note: str = "", lifetime_s: float | None = None
     ) -> NewKey:
-        """Make a key and write down whose it is.
-
-        Without a `tenant` it is that of the tenant of its own name; without a lifetime it never expires.
-
-        Raises:
-            InvalidConfig: an impossible name.
-            ServerError: the file cannot be written.
-        """
+        """Make a key and write down whose it is: without a `tenant`, that of its own name; without a lifetime it never
+        expires. InvalidConfig for an impossible name."""
         now, key_id = time.time(), secrets.token_hex(4)
         text = f"{PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
         key = Key(
@@ -116,12 +109,7 @@ class KeyFile:
         return NewKey(key, text)
 
     def revoke(self, key_id: str) -> Key:
-        """From now on this key is refused; one that was revoked before stays as it was.
-
-        Raises:
-            NotFound: there is none of this id.
-            ServerError: the file cannot be written.
-        """
+        """From now on this key is refused; one that was revoked before stays as it was."""
         with self._changing() as keys:
             for index, key in enumerate(keys):
                 if key.id == key_id:
@@ -139,19 +127,16 @@ class KeyFile:
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 keys = self.read()
                 yield keys
-                self._write(keys)
+                with replacing(self.path) as beside:
+                    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                    with open(descriptor, "wb") as stream:
+                        stream.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+                        stream.flush()
+                        os.fsync(stream.fileno())
             finally:
                 os.close(folder)
         except OSError as error:
             raise ServerError(f"The keys in {self._state} cannot be written.", f"{error.strerror}.") from error
-
-    def _write(self, keys: Sequence[Key]) -> None:
-        with replacing(self.path) as beside:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
 
 
 def hash_of(text: str) -> str:
@@ -166,25 +151,18 @@ def id_of(text: str) -> str:
 
 
 def lifetime_s(text: str) -> float:
-    """A lifetime as people write it.
-
-    Raises:
-        InvalidConfig: it is none.
+    """A lifetime as people write it; InvalidConfig where it is none.
 
     >>> lifetime_s("30d")
     2592000.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if found is None:
-        raise _no_lifetime(text, "It is a number and one of s, m, h, d, w.")
-    seconds = float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= LONGEST_S:
-        raise _no_lifetime(text, "It is longer than 0 and at most 300 years.")
+        form, range = "It is a number and one of s, m, h, d, w.", "It is longer than 0 and at most 300 years."
+        remedy = "Write 30m, 12h, 30d or 8w, or none for ever."
+        raise InvalidConfig(f"'{shortened(text)}' is no lifetime.", range if found else form, remedy)
     return seconds
-
-
-def _no_lifetime(text: str, why: str) -> InvalidConfig:
-    return InvalidConfig(f"'{shortened(text)}' is no lifetime.", why, "Write 30m, 12h, 30d or 8w, or none for ever.")
 
 
 HOW = "`halteres keys create NAME` on the service's machine makes one; set TINKER_API_KEY to it."
@@ -217,42 +195,36 @@ class Keys:
 
     @property
     def asked_for(self) -> bool:
-        """Whether a request needs a key.
-
-        Raises:
-            NotReady: the file cannot be read; nobody is let in then.
-        """
+        """Whether a request needs a key; NotReady where the file cannot be read: nobody is let in then."""
         self._look()
         return self._asks
 
     def tenant(self, presented: str | None) -> Tenant:
-        """Whose key this is.
-
-        Raises:
-            KeyRefused: nobody's, or it is expired or revoked.
-            NotReady: the file cannot be read.
-        """
+        """Whose key this is; KeyRefused where it is nobody's, expired or revoked."""
+        how = HOW if self._own is None else OWN
         if not presented:
-            raise KeyRefused("This service asks for a key, and the request has none.", next=self._how)
+            raise KeyRefused("This service asks for a key, and the request has none.", next=how)
         if self._own is not None and hmac.compare_digest(presented.encode(), self._own.encode()):
             return LOCAL
         self._look()
         known = self._known.get(id_of(presented))
         matches = hmac.compare_digest(hash_of(presented), known.sha256 if known else _NO_HASH)
         if known is None or not matches:
-            raise KeyRefused("The key of this request is not known here.", next=self._how)
+            raise KeyRefused("The key of this request is not known here.", next=how)
         if (state := known.state(time.time())) != "valid":
             raise KeyRefused(f"The key {known.id} ('{known.name}') is {state}.", next=HOW)
         return known.tenant
 
-    @property
-    def _how(self) -> str:
-        return HOW if self._own is None else OWN
-
     def _look(self) -> None:
-        if (mark := self._seen()) != self._mark:
-            self._asks, self._known, self._unreadable = True, {}, False
-            self._mark = mark
+        try:
+            found = self._file.path.stat()
+            mark: object = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            mark = None
+        except OSError as error:
+            mark = f"{error}"
+        if mark != self._mark:
+            self._asks, self._known, self._unreadable, self._mark = True, {}, False, mark
             try:
                 self._known = {key.id: key for key in self._file.read()}
             except ServerError as error:
@@ -260,12 +232,3 @@ class Keys:
                 log.error("%s Until then every request is refused.", error)
         if self._unreadable:
             raise NotReady("The keys of this service cannot be read.", next="The service's log says why.")
-
-    def _seen(self) -> object:
-        try:
-            found = self._file.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            return f"{error}"
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode

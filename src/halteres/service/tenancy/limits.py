@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -23,11 +23,8 @@ from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
 from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire.codec import MAX_BODY_BYTES
 
-MAX_RETRY_AFTER_S = 60
-"""The SDK obeys no longer Retry-After."""
-
-SHOWN = 5
-"""Checkpoints that a full storage names."""
+MAX_RETRY_AFTER_S = 60  # the SDK obeys no longer Retry-After
+SHOWN = 5  # checkpoints that a full storage names
 
 
 class Overloaded(HalteresError):
@@ -66,11 +63,8 @@ class Limits:
     def check_samples(self, under_way: int) -> None:
         """Raise Overloaded if no further sampling request can be taken beside those under way."""
         if under_way >= self.samples:
-            raise Overloaded(
-                f"{under_way} sampling requests are under way.",
-                f"{self.samples} is the limit.",
-                "Wait a second and send it again.",
-            )
+            what, why = f"{under_way} sampling requests are under way.", f"{self.samples} is the limit."
+            raise Overloaded(what, why, "Wait a second and send it again.")
 
     def check_waiting(self, size: int, *, is_next: bool = False) -> None:
         """Raise Overloaded if no further request can be taken beside those that wait for their turn.
@@ -85,20 +79,11 @@ class Limits:
             why = f"{size_text(most)} are the limit."
             raise overloaded(f"{size_text(size)} of your requests wait for their turn.", why, 1)
 
-    def check_samplers(self, alive: int) -> None:
-        """Raise LimitReached if no further sampling session can be made beside those alive."""
-        remedy = "Use one again: the same weights need no second one; close clients that are done"
-        _check_alive("sampling sessions", alive, self.samplers, f"{remedy} (ServiceClient.close()).")
-
-    def check_sessions(self, alive: int) -> None:
-        """Raise LimitReached if no further session can begin beside those alive."""
-        remedy = "Close clients that are done (ServiceClient.close()); silent ones count no more after a while."
-        _check_alive("sessions", alive, self.sessions, remedy)
-
-    def check_models(self, alive: int) -> None:
-        """Raise LimitReached if no further training run can begin beside those alive."""
-        remedy = "Close clients that are done (ServiceClient.close()), or ask the operator for more."
-        _check_alive("training runs", alive, self.models, remedy)
+    def check_alive(self, kind: Literal["sessions", "samplers", "models"], alive: int) -> None:
+        """Raise LimitReached if no further one can be made beside those alive."""
+        if alive >= (most := getattr(self, kind)):
+            what, remedy = _ALIVE[kind]
+            raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
@@ -106,14 +91,8 @@ class Limits:
             raise LimitReached(f"The rank {rank} is out of range.", f"{self.rank} is the limit.", "Use a lower one.")
 
     def check_storage(self, used: int, more: int, sizes: Mapping[str, int] | None = None) -> None:
-        """Refuse a save that storage has no room for.
-
-        Args:
-            sizes: the tenant's checkpoints and their bytes; the message names the largest.
-
-        Raises:
-            LimitReached: they are more than `checkpoint_bytes` together.
-        """
+        """Raise LimitReached for a save that storage has no room for; it names the largest of `sizes`, the tenant's
+        checkpoints and their bytes."""
         if used + more <= self.checkpoint_bytes:
             return
         largest = sorted((sizes or {}).items(), key=lambda one: -one[1])[:SHOWN]
@@ -126,9 +105,18 @@ class Limits:
         )
 
 
-def _check_alive(what: str, alive: int, most: int, remedy: str) -> None:
-    if alive >= most:
-        raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
+_ALIVE = {
+    "sessions": (
+        "sessions",
+        "Close clients that are done (ServiceClient.close()); silent ones count no more after a while.",
+    ),
+    "samplers": (
+        "sampling sessions",
+        "Use one again: the same weights need no second one; close clients that are done (ServiceClient.close()).",
+    ),
+    "models": ("training runs", "Close clients that are done (ServiceClient.close()), or ask the operator for more."),
+}
+"""What they are called, and what to do where there are too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,24 +157,24 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     """The limits in a state directory's file, and what the command line says of the default ones."""
-    given = _read(state / FILE)
-    default = _changed(Limits(), {**_part(given, "default"), **dict(map(_named, options))})
-    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
-    if strange := set(given) - {"default", "tenants"}:
-        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
-    return Allowances(default=default, tenants=tenants)
-
-
-def _read(file: Path) -> dict[str, Any]:
+    file = state / FILE
     try:
         given = yaml.safe_load(file.read_text()) or {}
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        given = {}
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
     if not isinstance(given, dict):
         raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
-    return given
+    for option in options:
+        if "=" not in option:
+            raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
+    named = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
+    default = _changed(Limits(), {**_part(given, "default"), **named})
+    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
+    if strange := set(given) - {"default", "tenants"}:
+        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
+    return Allowances(default=default, tenants=tenants)
 
 
 def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -196,24 +184,15 @@ def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _named(option: str) -> tuple[str, str]:
-    name, equals, value = option.partition("=")
-    if not equals:
-        raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
-    return name.strip(), value
-
-
 def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
     known = {one.name: float if one.name == "requests_per_s" else int for one in fields(Limits)}
-    for name in given:
+    numbers: dict[str, Any] = {}
+    for name, value in given.items():
         if name not in known:
             raise unknown(InvalidConfig, "limit", str(name), known)
-    return replace(limits, **{name: known[name](_number(name, value)) for name, value in given.items()})
-
-
-def _number(name: str, value: object) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
-    number = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if isinstance(value, bool) or number <= 0:
-        raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
-    return number
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
+        number = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        if isinstance(value, bool) or number <= 0:
+            raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
+        numbers[name] = known[name](number)
+    return replace(limits, **numbers)

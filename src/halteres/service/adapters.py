@@ -1,4 +1,4 @@
-"""Adapters in the engine, and how one comes back that an engine lost.
+"""Adapters in the engine: what requests do to one, and how one comes back that an engine lost.
 
 What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
 and optimiser on disk, taken where no gradient waits) and by executing again, in order, the settled requests after it.
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,79 +22,118 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, StepResult, Trains
-from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
+from halteres.engine.graphs.checked import checked
+from halteres.engine.protocol import Adam, CustomLoss, LoraConfig, LossSpec, PassResult, StepResult, Trains
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, UserError, boundary
 from halteres.service.base import WeightsBudget
 from halteres.service.durable.journal import Journal, Recorded
+from halteres.service.durable.tables import CUSTOM_LOSSES
 from halteres.service.fleet import Fleet, survived
 from halteres.service.models import Model, record_point
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.wire.bodies import CreateModel, OptimStep
 from halteres.service.wire.training import PASSES, PassRequest, Request, read_request
 
-ADAM = ("adamw", "adam")
-"""The optimiser's names; both mean decoupled decay."""
+T = TypeVar("T")
 
+MAX_LOSSES = 1000  # custom losses of one session; the SDK makes each of them once
+ADAM = ("adamw", "adam")  # the optimiser's names; both mean decoupled decay
+POINT_SHARE = 20  # A restore point is taken only after so many times its own cost
 
 log = logging.getLogger(__name__)
 
 
-async def create_adapter(engine: Trains, model: Model, request: Request) -> LoraConfig:
-    """Make the adapter that a create_model asks for; returns its shape, with the seed drawn for it."""
-    asked = request.of(CreateModel)
-    check_optimizer(asked.optimizer_config.type)
-    fields: dict[str, Any] = {**msgspec.structs.asdict(asked.lora_config), **request.drawn}
+class CustomLosses:
+    """Graphs of operations that clients wrote as losses, by session."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._known: dict[tuple[str, str], CustomLoss] = {}
+        self._counts: Counter[str] = Counter()
+
+    async def open(self) -> None:
+        """Know again those of an earlier life of the service."""
+        for row in await self._journal.rows(CUSTOM_LOSSES):
+            self._add(row["session_id"], row["id"], msgspec.convert(row["loss"], CustomLoss))
+
+    async def create(self, session_id: str, seq: int, name: str, inputs: object, graph: object) -> str:
+        """Check and record a graph; returns its id. The same sequence number again returns the first one's id.
+
+        Args:
+            inputs: as it came: `[{"name": ..., "rank": ...}, ...]`.
+            graph: as it came: `{"format": 1, "nodes": [...]}`.
+
+        Raises:
+            InvalidData: the graph holds what is not allowed; the message names node and target.
+            UserError: the session has too many.
+        """
+        loss_id = f"{session_id}:loss:{seq}"
+        if (session_id, loss_id) in self._known:
+            return loss_id
+        if self._counts[session_id] >= MAX_LOSSES:
+            raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
+        loss = checked(graph, inputs)
+        facts = {"id": loss_id, "session_id": session_id, "seq": seq, "name": name, "created_at": time.time()}
+        await self._journal.put(CUSTOM_LOSSES, **facts, loss=msgspec.to_builtins(loss))
+        self._add(session_id, loss_id, loss)
+        return loss_id
+
+    def find(self, session_id: str, loss_id: str | None) -> CustomLoss:
+        """The custom loss of this id."""
+        found = self._known.get((session_id, loss_id or ""))
+        if found is None:
+            raise NotFound(
+                f"There is no custom loss '{loss_id}' in this session.",
+                "A custom loss belongs to the session that made it.",
+                "Make it with create_custom_loss.",
+            )
+        return found
+
+    def _add(self, session_id: str, loss_id: str, loss: CustomLoss) -> None:
+        self._counts[session_id] += (session_id, loss_id) not in self._known
+        self._known[session_id, loss_id] = loss
+
+
+async def create_adapter(engine: Trains, model: Model, request: Request) -> None:
+    """Make the adapter that a create_model asks for, with the seed drawn for it."""
+    body = request.of(CreateModel)
+    check_optimizer(body.optimizer_config.type)
+    fields: dict[str, Any] = {**msgspec.structs.asdict(body.lora_config), **request.drawn}
     lora = LoraConfig(**fields)
     await engine.create_adapter(model.id, lora)
-    return lora
+    model.lora = lora
+
+
+async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
+    """A forward-backward or forward pass."""
+    body = request.of(PassRequest)
+    if body.flaw is not None:
+        raise body.flaw
+    custom = losses.find(model.session_id, body.loss_id) if body.loss == "custom" else None
+    loss = LossSpec(name=body.loss, config=dict(body.config), custom=custom)
+    return await engine.forward_backward(model.id, body.data, loss, body.forward_only)
+
+
+async def step(engine: Trains, model: Model, request: Request) -> StepResult:
+    """One step of the optimiser."""
+    body = request.of(OptimStep)
+    if body.optimizer_params is not None:
+        check_optimizer(str(body.optimizer_params.get("type")))
+        raise InvalidData("optimizer_params are for other optimisers.", next="Send adam_params.")
+    fields = msgspec.structs.asdict(body.adam_params) if body.adam_params else {}
+    for name, value in fields.items():
+        if value is None:
+            why = "It came as null, which is what JSON makes of NaN and infinity."
+            raise InvalidData(f"{name} is no number.", why, "Send a finite number, or leave the field out.")
+    return await engine.optim_step(model.id, Adam(**fields))
 
 
 def check_optimizer(kind: str) -> None:
     """Raise UserError for an optimiser that is not here."""
     if kind not in ADAM:
-        raise _other_optimizer(kind)
-
-
-async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
-    """A forward-backward or forward pass."""
-    asked = request.of(PassRequest)
-    if asked.flaw is not None:
-        raise asked.flaw
-    custom = losses.find(model.session_id, asked.loss_id) if asked.loss == "custom" else None
-    loss = LossSpec(name=asked.loss, config=dict(asked.config), custom=custom)
-    return await engine.forward_backward(model.id, asked.data, loss, asked.forward_only)
-
-
-async def step(engine: Trains, model: Model, request: Request) -> StepResult:
-    """One step of the optimiser."""
-    return await engine.optim_step(model.id, _adam(request.of(OptimStep)))
-
-
-def _adam(asked: OptimStep) -> Adam:
-    params = asked.adam_params
-    if asked.optimizer_params is not None:
-        kind = asked.optimizer_params.get("type")
-        if kind not in ADAM:
-            raise _other_optimizer(str(kind))
-        raise InvalidData("optimizer_params are for other optimisers.", next="Send adam_params.")
-    fields = msgspec.structs.asdict(params) if params else {}
-    for name, value in fields.items():
-        if value is None:
-            why = "It came as null, which is what JSON makes of NaN and infinity."
-            raise InvalidData(f"{name} is no number.", why, "Send a finite number, or leave the field out.")
-    return Adam(**fields)
-
-
-def _other_optimizer(kind: str) -> UserError:
-    why = "Its constants are not public." if kind == "dimuon" else "This service trains with AdamW."
-    return UserError(f"There is no optimiser '{kind}' here.", why, "Leave optimizer_config out and send AdamParams.")
-
-
-POINT_SHARE = 20
-"""A restore point is taken only after so many times its own cost."""
-
-T = TypeVar("T")
+        why = "Its constants are not public." if kind == "dimuon" else "This service trains with AdamW."
+        remedy = "Leave optimizer_config out and send AdamParams."
+        raise UserError(f"There is no optimiser '{kind}' here.", why, remedy)
 
 
 class AdapterLost(ServerError):
@@ -119,10 +158,9 @@ class Adapters:
         replay_s: float,
     ) -> None:
         self._fleet, self._journal, self._snapshots, self._losses = fleet, journal, snapshots, losses
-        self._points, self._tasks, self._budget = points, tasks, budget
-        self._replay_s = replay_s
+        self._points, self._tasks, self._budget, self._replay_s = points, tasks, budget, replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
-        snapshots.bring_back_by(self._retake)
+        snapshots.bring_back = self._take_again
 
     async def surviving(self, model: Model, run: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
         """The result of `run` on the engine that holds the adapter, which is brought back where it is lost; an engine
@@ -140,7 +178,11 @@ class Adapters:
 
         async def attempt(engine: Trains) -> T:
             async with model.placement.turn:
-                await self._ready(model, engine, made_here)
+                if made_here and model.lora is None:
+                    await engine.drop(model.id)  # what an attempt that failed half-way left
+                else:
+                    with suppress(AdapterLost) if made_here else nullcontext():
+                        await self._bring_back(model, engine)
                 began = time.monotonic()
                 with self.replaced(model) if made_here else nullcontext():
                     result = await run(engine)
@@ -161,44 +203,28 @@ class Adapters:
             model.placement.engine = None
             raise
 
-    async def _ready(self, model: Model, engine: Trains, made_here: bool) -> None:
-        if made_here and model.lora is None:
-            await engine.drop(model.id)  # what an attempt that failed half-way left
-            return
-        try:
-            await self._bring_back(model, engine)
-        except AdapterLost:
-            if not made_here:
-                raise
-
     async def _bring_back(self, model: Model, engine: Trains) -> None:
-        if model.placement.engine is engine:
+        placement, after = model.placement, -1
+        if placement.engine is engine:
             return
         began = time.monotonic()
         await engine.drop(model.id)
-        after = await self._load_point(model, engine)
+        if placement.point is not None:
+            folder, after = self._folder(model, placement.point), placement.point
+            if not folder.is_dir():
+                raise _lost(model)
+            await engine.load(model.id, str(folder), True)
         rows = await self._journal.to_replay(model.id, after)
-        if model.placement.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
+        if placement.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
             raise _lost(model)
-        model.placement.gradient = False
+        placement.gradient = False
         for row in rows:
-            await self._again(model, engine, row)
-        model.placement.engine, model.placement.work_s = engine, time.monotonic() - began
+            await self._replay(model, engine, row)
+        placement.engine, placement.work_s = engine, time.monotonic() - began
         self._touch(model)
-        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), time.monotonic() - began)
+        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), placement.work_s)
 
-    async def _load_point(self, model: Model, engine: Trains) -> int:
-        """Load the newest restore point; returns its number, -1 where there is none."""
-        point = model.placement.point
-        if point is None:
-            return -1
-        folder = self._folder(model, point)
-        if not folder.is_dir():
-            raise _lost(model)
-        await engine.load(model.id, str(folder), True)
-        return point
-
-    async def _again(self, model: Model, engine: Trains, row: Recorded) -> None:
+    async def _replay(self, model: Model, engine: Trains, row: Recorded) -> None:
         """Execute a settled request once more, for what it did to the adapter: a failed pass added nothing, but a
         refused step may have cleared the gradient."""
         if row.seq is None or (row.state == "failed_user" and row.kind != "optim_step"):
@@ -206,51 +232,40 @@ class Adapters:
         if row.kind == "save_weights_for_sampler":
             await self._snapshots.taken_again(model, row.seq, engine)
             return
-        asked = read_request(row.kind, row.content_type, row.body)
-        request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=asked, drawn=row.drawn or {})
+        body = read_request(row.kind, row.content_type, row.body)
+        request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=body, drawn=row.drawn or {})
         try:
-            await self._perform(model, engine, request)
+            if row.kind == "create_model":
+                await create_adapter(engine, model, request)
+            elif row.kind in PASSES:
+                await run_pass(engine, model, request, self._losses)
+            else:
+                await step(engine, model, request)
+            model.placement.gradient = row.kind in PASSES
         except UserError:
             if row.state == "done":
                 raise
-
-    async def _perform(self, model: Model, engine: Trains, request: Request) -> None:
-        if request.kind == "create_model":
-            await create_adapter(engine, model, request)
-        elif request.kind in PASSES:
-            await run_pass(engine, model, request, self._losses)
-            model.placement.gradient = True
-        else:
-            await step(engine, model, request)
-            model.placement.gradient = False
 
     # Restore points
 
     async def consider_point(self, model: Model, seq: int) -> None:
         """Take a restore point if bringing the adapter back would take long, and far longer than the point takes. One
         that fails leaves the older one."""
-        placement = model.placement
+        placement, began = model.placement, time.monotonic()
         due_s = max(self._replay_s, POINT_SHARE * placement.point_s) if self._replay_s else 0.0
-        if placement.work_s >= due_s and not placement.gradient and placement.engine is not None:
-            try:
-                await self.take_point(model, placement.engine, seq)
-            except HalteresError as error:
-                log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
-
-    async def take_point(self, model: Model, engine: Trains, seq: int) -> None:
-        """Write adapter and optimiser as they are after the request of this number.
-
-        Raises:
-            HalteresError: the folder could not be written, or the engine is gone.
-        """
-        began = time.monotonic()
-        async with model.placement.turn:
-            await self.write_point(model, engine, seq)
-        await self.point_written(model, seq)
-        model.placement.point_s = time.monotonic() - began
+        if placement.work_s < due_s or placement.gradient or (engine := placement.engine) is None:
+            return
+        try:
+            async with placement.turn:
+                await self.write_point(model, engine, seq)
+            await self.point_written(model, seq)
+            placement.point_s = time.monotonic() - began
+        except HalteresError as error:
+            log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
 
     async def write_point(self, model: Model, engine: Trains, seq: int) -> None:
-        """The folder of a restore point; unnamed weights published before it cannot be replayed, so they are kept."""
+        """The folder of a restore point: adapter and optimiser as they are after the request of this number. Unnamed
+        weights published before it cannot be replayed, so they are kept."""
         await self._snapshots.keep(model, engine)
         await engine.save(model.id, str(self._folder(model, seq)), True)
 
@@ -284,8 +299,12 @@ class Adapters:
                     await engine.drop(model.id)
 
     def _touch(self, model: Model) -> None:
+        """It was used now; those unused for longest make room for one that is new here."""
+        known = model.id in self._held
         self._held[model.id] = model
         self._held.move_to_end(model.id)
+        if known:
+            return
         excess = sum(self._budget.adapter(held.lora) for held in self._held.values()) - self._budget.of_kind
         for idle in [held for held in self._held.values() if held.queue.idle and held is not model]:
             if excess <= 0:
@@ -301,13 +320,11 @@ class Adapters:
         except HalteresError as error:
             log.warning("The adapter of %s stays in the engine: %s", model.id, error)
 
-    async def _retake(self, snapshot: Snapshot, engine: Trains) -> None:
+    async def _take_again(self, snapshot: Snapshot, engine: Trains) -> None:
         """Bring back the adapter that unnamed weights were published from, and with it the weights."""
-        model = snapshot.model
-        if model is None:
-            return
-        async with model.placement.turn:
-            await self._bring_back(model, engine)
+        if (model := snapshot.model) is not None:
+            async with model.placement.turn:
+                await self._bring_back(model, engine)
 
 
 def _keep_only(point: Path) -> None:

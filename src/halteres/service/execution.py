@@ -1,5 +1,7 @@
-"""Training requests, executed: what each of them asks of the engine, and the result its future gets; exports, which
-only their recipients can read where that is asked for (age-encryption.org/v1, by the library pyrage, the extra `age`).
+"""Training requests, executed: what each of them asks of the engine, and the result its future gets.
+
+Exports are files for others, which only their recipients can read where that is asked for (age-encryption.org/v1, by
+the library pyrage, the extra `age`).
 """
 
 from __future__ import annotations
@@ -9,16 +11,16 @@ import importlib
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import Saved, Trains
 from halteres.errors import InvalidData, ServerError, UserError, boundary
 from halteres.losses import STABLE_REINFORCE
+from halteres.service.adapters import Adapters, CustomLosses, check_optimizer, create_adapter, run_pass, step
 from halteres.service.base import BaseModel
 from halteres.service.checkpoints.paths import Kind, TinkerPath, refuse_token
 from halteres.service.checkpoints.peft_folders import FILES, copy_for_tinker
@@ -29,11 +31,15 @@ from halteres.service.models import Job, Model, record
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
-from halteres.service.training.adapters import Adapters, check_optimizer, create_adapter, run_pass, step
-from halteres.service.training.custom_losses import CustomLosses
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.results import write_pass
 from halteres.service.wire.training import PassRequest, Request
+
+MAX_RECIPIENTS = 10
+
+SUFFIX = ".age"
+
+MAX_SHOWN = 24  # characters of a recipient that a message repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +59,14 @@ class Training:
     async def execute(self, job: Job) -> Outcome:
         """What a request's future is settled with."""
         methods = {
-            "create_model": self.create,
-            "load_weights": self.load,
-            "forward_backward": self.run_pass,
-            "forward": self.run_pass,
-            "optim_step": self.step,
-            "save_weights": self.save,
-            "save_weights_for_sampler": self.publish,
-            "save_weights_external": self.export,
+            "create_model": self._create,
+            "load_weights": self._load,
+            "forward_backward": self._run_pass,
+            "forward": self._run_pass,
+            "optim_step": self._step,
+            "save_weights": self._save,
+            "save_weights_for_sampler": self._publish,
+            "save_weights_external": self._export,
         }
         return await methods[job.request.kind](job.model, job.request)
 
@@ -70,26 +76,22 @@ class Training:
         if outcome is not None and outcome.state == "done":
             await self.adapters.consider_point(job.model, job.request.seq)
 
-    async def create(self, model: Model, request: Request) -> Outcome:
-        """A new adapter."""
-        made = await self.adapters.surviving(
-            model, lambda engine: create_adapter(engine, model, request), made_here=True
-        )
-        model.lora = made
+    async def _create(self, model: Model, request: Request) -> Outcome:
+        await self.adapters.surviving(model, lambda engine: create_adapter(engine, model, request), made_here=True)
         await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
-    async def load(self, model: Model, request: Request) -> Outcome:
+    async def _load(self, model: Model, request: Request) -> Outcome:
         """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
         change."""
-        asked = request.of(LoadWeights)
-        refuse_token(asked.weights_access_token)
-        if not asked.optimizer:  # a saved optimiser is restored whatever is asked for
-            check_optimizer(asked.optimizer_config.type)
-        found = self.checkpoints.find(asked.path, model.tenant)
+        body = request.of(LoadWeights)
+        refuse_token(body.weights_access_token)
+        if not body.optimizer:  # a saved optimiser is restored whatever is asked for
+            check_optimizer(body.optimizer_config.type)
+        found = self.checkpoints.find(body.path, model.tenant)
 
         async def load(engine: Trains) -> None:
-            await engine.load(model.id, str(found.folder), asked.optimizer)
+            await engine.load(model.id, str(found.folder), body.optimizer)
             await self.adapters.write_point(model, engine, request.seq)
 
         await self.adapters.surviving(model, load, made_here=True)
@@ -97,10 +99,9 @@ class Training:
             model.lora, model.placement.gradient = found.lora, False
             await record(self.journal, model)
             await self.adapters.point_written(model, request.seq)
-        return result({"type": "load_weights", "path": asked.path, "model_id": model.id})
+        return result({"type": "load_weights", "path": body.path, "model_id": model.id})
 
-    async def run_pass(self, model: Model, request: Request) -> Outcome:
-        """A pass; its gradient is added to the model's, unless it is a forward pass alone."""
+    async def _run_pass(self, model: Model, request: Request) -> Outcome:
         if self.refuse_stable_reinforce and request.of(PassRequest).loss == STABLE_REINFORCE:
             raise InvalidData(
                 f"The loss '{STABLE_REINFORCE}' is refused here.",
@@ -111,45 +112,50 @@ class Training:
         model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
-    async def step(self, model: Model, request: Request) -> Outcome:
-        """One step of Adam."""
+    async def _step(self, model: Model, request: Request) -> Outcome:
         stepped = await self.adapters.surviving(model, lambda engine: step(engine, model, request))
         model.placement.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 
-    async def save(self, model: Model, request: Request) -> Outcome:
+    async def _save(self, model: Model, request: Request) -> Outcome:
         """State to go on from: adapter, optimiser, step."""
-        asked, path = request.of(SaveWeights), self._place(model, request, "weights")
+        path = self._place(model, request, "weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
             saved = await self.adapters.surviving(model, lambda engine: engine.save(model.id, folder, True))
-            await self._add(path, saved, model, request, overwrite=asked.overwrite)
+            await self._add(path, saved, model, request, overwrite=request.of(SaveWeights).overwrite)
         return result({"type": "save_weights", "path": str(path)})
 
-    async def publish(self, model: Model, request: Request) -> Outcome:
+    async def _publish(self, model: Model, request: Request) -> Outcome:
         """Immutable weights to sample from, on disk if they are named."""
-        asked = request.of(SaveWeights)
-        if asked.kind not in ("snapshot", "inflight"):
-            raise UserError(f"There are no sampler weights of kind '{asked.kind}'.", next="Use snapshot or inflight.")
-        if asked.path is None:
-            return await self._publish_unnamed(model, request, asked)
+        body, session = request.of(SaveWeights), self.sessions.of_model(model.session_id)
+        if body.kind not in ("snapshot", "inflight"):
+            raise UserError(f"There are no sampler weights of kind '{body.kind}'.", next="Use snapshot or inflight.")
+        if body.path is None:
+            if body.sampling_session_seq_id is None:
+                raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
+            snapshot = await self.adapters.surviving(
+                model, lambda engine: self.snapshots.publish(engine, model, request.seq)
+            )
+            sampler = await self.samplers.add_unnamed(
+                session, body.sampling_session_seq_id, snapshot, inflight=body.kind == "inflight"
+            )
+            self.samplers.published(session, snapshot)
+            return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
         path = self._place(model, request, "sampler_weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
-            await self._publish_named(path, model, request)
+            folder = str(self.checkpoints.waiting_folder(path, request.id))
+
+            async def publish(engine: Trains) -> tuple[Snapshot, Saved]:
+                snapshot = await self.snapshots.publish(engine, model, request.seq)
+                return snapshot, await engine.save_snapshot(snapshot.name, folder)
+
+            snapshot, saved = await self.adapters.surviving(model, publish)
+            await self._add(path, saved, model, request)
+            self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
+            self.samplers.published(session, snapshot)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
-
-    async def _publish_named(self, path: TinkerPath, model: Model, request: Request) -> None:
-        folder = str(self.checkpoints.waiting_folder(path, request.id))
-
-        async def publish(engine: Trains) -> tuple[Snapshot, Saved]:
-            snapshot = await self.snapshots.publish(engine, model, request.seq)
-            return snapshot, await engine.save_snapshot(snapshot.name, folder)
-
-        snapshot, saved = await self.adapters.surviving(model, publish)
-        await self._add(path, saved, model, request)
-        self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
-        self.samplers.published(self.sessions.of_model(model.session_id), snapshot)
 
     async def _add(
         self, path: TinkerPath, saved: Saved, model: Model, request: Request, *, overwrite: bool = False
@@ -167,123 +173,100 @@ class Training:
         finally:
             await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
 
-    async def _publish_unnamed(self, model: Model, request: Request, asked: SaveWeights) -> Outcome:
-        seq = asked.sampling_session_seq_id
-        if seq is None:
-            raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-        snapshot = await self.adapters.surviving(
-            model, lambda engine: self.snapshots.publish(engine, model, request.seq)
-        )
-        session = self.sessions.of_model(model.session_id)
-        sampler = await self.samplers.add_unnamed(session, seq, snapshot, inflight=asked.kind == "inflight")
-        self.samplers.published(session, snapshot)
-        return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
-
-    async def export(self, model: Model, request: Request) -> Outcome:
+    async def _export(self, model: Model, request: Request) -> Outcome:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
         path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
-        folder, recipients = self.checkpoints.folder(path), None if keys is None else Recipients(keys)
+        folder, encrypt = self.checkpoints.folder(path), None if keys is None else encryption_to(keys)
         saved = await self.adapters.surviving(
-            model, lambda engine: write_export(engine, model.id, folder, self.base.folder, recipients)
+            model, lambda engine: write_export(engine, model.id, folder, self.base.folder, encrypt)
         )
         await self.checkpoints.add(path, saved, **_facts(model, request))
         return result({"type": "save_weights_external", "path": str(path), "size_bytes": saved.size_bytes})
 
     def _place(self, model: Model, request: Request, kind: Kind) -> TinkerPath:
         """Where a save goes; raises what `Checkpoints.place` raises."""
-        asked = request.of(SaveWeights)
+        body = request.of(SaveWeights)
         return self.checkpoints.place(
             model.id,
             kind,
-            asked.path,
-            overwrite=asked.overwrite and kind == "weights",
-            ttl_s=asked.ttl_seconds,
+            body.path,
+            overwrite=body.overwrite and kind == "weights",
+            ttl_s=body.ttl_seconds,
             tenant=model.tenant,
             request_id=request.id,
         )
 
 
 def _facts(model: Model, request: Request) -> dict[str, Any]:
-    asked = request.of(SaveWeights)
+    body = request.of(SaveWeights)
     return {
         "tenant": model.tenant,
         "base_model": model.base_model,
         "lora": model.lora,
-        "ttl_s": asked.ttl_seconds,
-        "user_metadata": asked.user_metadata,
+        "ttl_s": body.ttl_seconds,
+        "user_metadata": body.user_metadata,
         "request_id": request.id,
     }
 
 
-MAX_RECIPIENTS = 10
-
-SUFFIX = ".age"
-
-MAX_SHOWN = 24
-"""Characters of a recipient that a message repeats."""
+Encrypt = Callable[[Path, Path], None]
 
 
-class Recipients:
-    """Whom files are encrypted to: native `age1…` keys (X25519) or SSH public keys.
+def encryption_to(keys: Sequence[str]) -> Encrypt:
+    """What writes a second file that nobody but the recipients can read: native `age1…` keys (X25519) or SSH public
+    keys.
 
     Raises:
         InvalidData: none, too many, or one is no public key.
         UserError: pyrage is not installed.
     """
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        if not 1 <= len(keys) <= MAX_RECIPIENTS:
-            raise InvalidData(
-                f"An export cannot be encrypted to {len(keys)} recipients.",
-                f"It has 1 to {MAX_RECIPIENTS}.",
-                "Leave age_encryption_recipients out for plain files.",
-            )
-        self._pyrage = _pyrage()
-        self._recipients = [self._recipient(key) for key in keys]
-
-    def encrypt(self, source: Path, target: Path) -> None:
-        """Write `target`, which everybody but the recipients finds unreadable."""
-        with boundary(ServerError, "pyrage.encrypt_file"):
-            self._pyrage.encrypt_file(str(source), str(target), self._recipients)
-
-    def _recipient(self, key: str) -> Any:
-        native = key.strip().startswith("age1")
-        kind = self._pyrage.x25519.Recipient if native else self._pyrage.ssh.Recipient
-        try:
-            return kind.from_str(key.strip())
-        except self._pyrage.RecipientError as error:
-            raise InvalidData(
-                f"'{key[:MAX_SHOWN]}' is no age recipient.",
-                f"{error}.",
-                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH public key.",
-            ) from error
-
-
-def _pyrage() -> ModuleType:
+    if not 1 <= len(keys) <= MAX_RECIPIENTS:
+        raise InvalidData(
+            f"An export cannot be encrypted to {len(keys)} recipients.",
+            f"It has 1 to {MAX_RECIPIENTS}.",
+            "Leave age_encryption_recipients out for plain files.",
+        )
     try:
-        return importlib.import_module("pyrage")
+        pyrage: Any = importlib.import_module("pyrage")
     except ImportError as error:
         raise UserError(
             "This service cannot encrypt an export.",
             "The package pyrage is not installed beside it.",
             "Run `pip install 'halteres[age]'` there, or leave age_encryption_recipients out.",
         ) from error
+    recipients: list[Any] = []
+    for key in map(str.strip, keys):
+        kind = pyrage.x25519.Recipient if key.startswith("age1") else pyrage.ssh.Recipient
+        try:
+            recipients.append(kind.from_str(key))
+        except pyrage.RecipientError as error:
+            raise InvalidData(
+                f"'{key[:MAX_SHOWN]}' is no age recipient.",
+                f"{error}.",
+                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH public key.",
+            ) from error
+
+    def encrypt(source: Path, target: Path) -> None:
+        with boundary(ServerError, "pyrage.encrypt_file"):
+            pyrage.encrypt_file(str(source), str(target), recipients)
+
+    return encrypt
 
 
-async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, recipients: Recipients | None) -> Saved:
-    """A training run's weights as files for others, encrypted to the recipients if there are any."""
+async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, encrypt: Encrypt | None) -> Saved:
+    """A training run's weights as files for others, as the base model in `base` needs them."""
+
+    def fill(plain: Path, place: Path) -> None:
+        if encrypt is None:
+            copy_for_tinker(plain, place, base)
+            return
+        with tempfile.TemporaryDirectory(dir=plain.parent) as named:
+            copy_for_tinker(plain, Path(named), base)
+            for name in FILES:
+                encrypt(Path(named) / name, place / f"{name}{SUFFIX}")
+
     with written(folder) as place, tempfile.TemporaryDirectory(dir=place) as work:
         plain = Path(work) / "plain"
         saved = await engine.save(model_id, str(plain), False)
-        await asyncio.to_thread(_fill, place, plain, base, recipients)
+        await asyncio.to_thread(fill, plain, place)
     return Saved(folder=str(folder), size_bytes=await asyncio.to_thread(size_of, folder), version=saved.version)
-
-
-def _fill(place: Path, plain: Path, base: Path, recipients: Recipients | None) -> None:
-    if recipients is None:
-        copy_for_tinker(plain, place, base)
-        return
-    with tempfile.TemporaryDirectory(dir=plain.parent) as named:
-        copy_for_tinker(plain, Path(named), base)
-        for name in FILES:
-            recipients.encrypt(Path(named) / name, place / f"{name}{SUFFIX}")
