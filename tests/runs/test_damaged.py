@@ -11,12 +11,12 @@ from msgspec import structs
 
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
-from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.directory import RunDirectory, find_run, known_runs, list_runs
 from halteres.runs.reading.adapter import adapter_of, weights_of
 from halteres.runs.servers import Server, Servers, servers_of
-from halteres.runs.state import RunState, write_state
+from halteres.runs.state import RunState, RunUnreadable, write_state
 from halteres.runs.supervision.budgets import FILE, Budget
-from halteres.runs.supervision.engine_watch import engine_of
+from halteres.runs.supervision.process_group import engine_of
 
 RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
 

@@ -25,12 +25,19 @@ from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
 from halteres.runs import identity, lock
 from halteres.runs.diagnosis import Diagnosis, stalled
-from halteres.runs.diagnosis.case import Case
-from halteres.runs.diagnosis.excursion import Excursion, trend
-from halteres.runs.diagnosis.refused_calls import LASTING_S, LEAST, Calls, RefusedCalls
-from halteres.runs.diagnosis.stall_detector import FIRST_STEP_S, LEAST_S, STALE_S, StallDetector
+from halteres.runs.diagnosis.case import Case, Excursion, trend
+from halteres.runs.diagnosis.diagnosis import (
+    FIRST_STEP_S,
+    LASTING_S,
+    LEAST_CALLS,
+    LEAST_S,
+    STALE_S,
+    Calls,
+    RefusedCalls,
+    StallDetector,
+)
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState, write_state
 
 HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]
@@ -594,7 +601,7 @@ def refused(number: int, status: int = 400, why: str = WORDS) -> Calls:
 def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_words() -> None:
     clock = Clock()
     rule = RefusedCalls(CASE, clock)
-    assert rule.look(refused(LEAST)) is None, "a refusal now and then is no trouble"
+    assert rule.look(refused(LEAST_CALLS)) is None, "a refusal now and then is no trouble"
     clock.now += LASTING_S
     finding = rule.look(refused(1738))
     assert LASTING_S < 60 and finding is not None
@@ -606,9 +613,9 @@ def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_word
     assert "mend" not in str(finding.remedy).lower()
     assert rule.look(refused(1800)) is None, "it is told once"
     assert rule.look(refused(0)) is None
-    assert rule.look(refused(LEAST)) is None
+    assert rule.look(refused(LEAST_CALLS)) is None
     clock.now += LASTING_S
-    assert rule.look(refused(LEAST)) is not None, "and again once it came back"
+    assert rule.look(refused(LEAST_CALLS)) is not None, "and again once it came back"
 
 
 @pytest.mark.parametrize(
@@ -618,9 +625,9 @@ def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_word
 def test_the_remedy_is_that_of_the_refusal(status: int, says: str) -> None:
     clock = Clock()
     rule = RefusedCalls(CASE, clock)
-    rule.look(refused(LEAST, status))
+    rule.look(refused(LEAST_CALLS, status))
     clock.now += LASTING_S
-    finding = rule.look(refused(LEAST, status))
+    finding = rule.look(refused(LEAST_CALLS, status))
     assert finding is not None and says in str(finding.remedy)
 
 
@@ -647,7 +654,7 @@ def test_after_the_first_step_refusals_are_the_pulses_matter() -> None:
     (row,) = rows(1)
     diagnosis.observe(row)
     assert diagnosis.has_trained
-    assert diagnosis.hear(refused(99)) is None
+    assert diagnosis.look_at_calls(refused(99)) is None
 
 
 def test_a_scorer_that_takes_most_of_a_groups_time_is_named() -> None:

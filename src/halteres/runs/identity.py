@@ -1,8 +1,4 @@
-"""Which process a pid means: pids are used again, pid and start time together are not.
-
-Owns: reading both from the kernel.
-Never: sends a signal.
-"""
+"""Which process a pid means: pids are used again, pid and start time together are not."""
 
 from __future__ import annotations
 
@@ -14,11 +10,8 @@ from typing import Any
 
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process began; None where it is gone, a zombie, or there is no /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    state, started = _stat(pid)
+    return None if state in ("", "Z", "X") else started
 
 
 def boot_id() -> str | None:
@@ -39,15 +32,26 @@ def alive(who: Mapping[str, Any] | None) -> bool:
     if not who or not who.get("pid"):
         return False
     if not Path("/proc/self/stat").exists():
-        return _answers(who["pid"])
+        try:
+            os.kill(who["pid"], 0)
+        except OSError:
+            return False
+        return True
     now = start_time(who["pid"])
     same_boot = who.get("boot_id") in (None, boot_id())
     return now is not None and same_boot and now == who.get("start_time", now)
 
 
-def _answers(pid: int) -> bool:
+def is_stopped(who: Mapping[str, Any]) -> bool:
+    """Whether a signal (SIGSTOP) has stopped the process of this identity; False where there is no /proc to tell."""
+    state, started = _stat(who.get("pid"))
+    return state in ("T", "t") and started == who.get("start_time", started)
+
+
+def _stat(pid: int | None) -> tuple[str, int]:
+    """State and start time by /proc; an empty state where it has no such process."""
     try:
-        os.kill(pid, 0)
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return True
+        return "", 0
+    return fields[0], int(fields[19])

@@ -1,14 +1,11 @@
 """A training service for the length of a block: the run's own while it is alive, else one started on its state.
 
-Owns: the service process it started, and its end; that there is one at a time on a run's state: whoever comes later
-waits; which key is sent to the one that there is.
-Never: touches a service that somebody else started.
+There is one at a time on a run's state: whoever comes later waits. A service that somebody else started is not touched.
 """
 
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +20,7 @@ from halteres.config import environ
 from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady, ProcessFailed
 from halteres.files import tail
-from halteres.process import Lifeline
+from halteres.process import Child
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server, servers_of
@@ -82,7 +79,7 @@ def _service_of(run: RunDirectory) -> Server | None:
 
 
 def _check_answers(service: Server) -> None:
-    """A service that has ended is told at once: its clients would wait for it to come back."""
+    """A service that has ended is reported at once: its clients would wait for it to come back."""
     try:
         plain.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
     except plain.Refused:  # it is there
@@ -93,6 +90,41 @@ def _check_answers(service: Server) -> None:
             f"The run trained on it, and its weights are there. {error.why}",
             "Start it again at this address, on its own state; then ask again.",
         ) from error
+
+
+@contextmanager
+def _started(arguments: Sequence[str], log: Path, given_up: threading.Event) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
+        url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
+        child = Child(
+            [sys.executable, "-m", "halteres.service", "--listen-fd", str(descriptor), *arguments],
+            environment=environ.for_sandboxed(),
+            stdout=output,
+            stderr=output,
+            descriptors=(descriptor,),
+        )
+    try:
+        _wait_until_ready(url, child, log, given_up)
+        yield url
+    finally:
+        child.end(ENDS_WITHIN_S)
+
+
+def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Event) -> None:
+    ends = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < ends:
+        if child.exit_code is not None:
+            last = tail(log, 1) or [f"Exit code {child.exit_code}."]
+            raise ProcessFailed("The training service did not start.", last[0])
+        try:
+            plain.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
+            return
+        except (plain.Refused, NotReady):
+            if given_up.wait(ASK_EVERY_S):
+                raise NotReady("The training service is not waited for any longer.") from None
+    raise NotReady(
+        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
+    )
 
 
 def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
@@ -117,55 +149,3 @@ def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 1
         raise NotReady(
             f"The service at {service.url} does not answer.", error.why, "Look at it with: halteres doctor"
         ) from error
-
-
-@contextmanager
-def _started(arguments: Sequence[str], log: Path, given_up: threading.Event) -> Iterator[str]:
-    with ExitStack() as held:
-        lifeline = Lifeline.open()
-        held.callback(lifeline.close)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            process = _spawn(arguments, listener, lifeline, log)
-        held.callback(_end, process)
-        _wait_until_ready(url, process, log, given_up)
-        yield url
-
-
-def _spawn(arguments: Sequence[str], listener: socket.socket, lifeline: Lifeline, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "halteres.service", "--listen-fd", str(listener.fileno()), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(listener.fileno(), lifeline.read_end),
-            env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(lifeline.read_end)),
-            start_new_session=True,
-        )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(ENDS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, given_up: threading.Event) -> None:
-    ends = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < ends:
-        if process.poll() is not None:
-            last = tail(log, 1) or [f"Exit code {process.returncode}."]
-            raise ProcessFailed("The training service did not start.", last[0])
-        try:
-            plain.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
-            return
-        except (plain.Refused, NotReady):
-            if given_up.wait(ASK_EVERY_S):
-                raise NotReady("The training service is not waited for any longer.") from None
-    raise NotReady(
-        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
-    )

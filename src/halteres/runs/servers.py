@@ -1,11 +1,9 @@
-"""A run's servers: where they are, and what a request must bring.
+"""A run's servers: where they are, and the secret that a request must bring.
 
-Owns: the secret of a run's own servers, its way to those who may know it: a variable of the run's processes, and two
-files that the run's owner alone may read (wiring.json, and config.yaml for the environment).
-Never: asks a server.
-
-The secret comes in a request's `Authorization`. An inference client of any make sends it as its `api_key`. A client of
-the trajectory server has it as the password of the address: `http://run:SECRET@127.0.0.1:PORT`.
+A run's own servers answer whoever knows their secret. It reaches those who may know it by a variable of the run's
+processes, and by two files that the run's owner alone may read (wiring.json, and config.yaml for the environment). It
+comes in a request's `Authorization`: an inference client of any make sends it as its `api_key`; a client of the
+trajectory server has it as the password of the address, `http://run:SECRET@127.0.0.1:PORT`.
 """
 
 from __future__ import annotations
@@ -46,6 +44,29 @@ class Servers:
         return Redactor(one.key for one in (self.service, self.trajectories) if one and one.key)
 
 
+class _Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What of wiring.json is not in run.json."""
+
+    api_key: str | None = None
+    api_url: str | None = None
+
+
+def servers_of(run: RunDirectory) -> Servers:
+    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
+    urls = run.state().urls
+    service, api = urls.get("service"), urls.get("api")
+    try:
+        keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
+        if keys.api_url:
+            Address.of(keys.api_url)  # whether it is one
+    except (OSError, InvalidConfig, *NOT_JSON):
+        keys = _Keys()
+    return Servers(
+        service=Server(url=service, key=keys.api_key) if service else None,
+        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
+    )
+
+
 def new_secret() -> str:
     """144 random bits, in the form that every version of the SDK takes for a key.
 
@@ -59,30 +80,3 @@ def with_login(url: str, secret: str) -> str:
     """The address for a client that knows no keys."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"run:{secret}@{parts.netloc}").geturl()
-
-
-def servers_of(run: RunDirectory) -> Servers:
-    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
-    urls, keys = run.state().urls, _keys(run)
-    service, api = urls.get("service"), urls.get("api")
-    return Servers(
-        service=Server(url=service, key=keys.api_key) if service else None,
-        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
-    )
-
-
-class _Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """What of wiring.json is not in run.json."""
-
-    api_key: str | None = None
-    api_url: str | None = None
-
-
-def _keys(run: RunDirectory) -> _Keys:
-    try:
-        keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
-        if keys.api_url:
-            Address.of(keys.api_url)
-        return keys
-    except (OSError, InvalidConfig, *NOT_JSON):
-        return _Keys()

@@ -1,15 +1,11 @@
-"""Stopping a run from any process.
-
-Owns: the request (control/stop.json), waking the supervisor, waiting for the end within a deadline.
-Never: ends a process of the run; the supervisor does, in order.
-"""
+"""Stopping a run from any process: a request in its `control` folder, and a signal that wakes its supervisor."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
+from contextlib import suppress
 
 from halteres.config.control import Mode, write_stop_request
 from halteres.runs import identity
@@ -18,8 +14,6 @@ from halteres.runs.state import RunState
 
 WAKE = signal.SIGUSR1
 """Tells a supervisor to look at its `control` folder."""
-
-_LOOK_EVERY_S = 0.1
 
 
 def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:
@@ -36,25 +30,16 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
     state = run.state()
     if state.terminal:
         return state
-    waking = WAKE if _requested(run, mode) else signal.SIGTERM
-    supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
-    if supervisor and identity.alive(supervisor):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor["pid"], waking)
-    return _wait(run, deadline_s)
-
-
-def _requested(run: RunDirectory, mode: Mode) -> bool:
-    """Write the request; False where the disk will not have it (SIGTERM says the same as mode `now`)."""
+    wake: signal.Signals = WAKE
     try:
         write_stop_request(run.path / "control" / "stop.json", mode)
-    except OSError:
-        return False
-    return True
-
-
-def _wait(run: RunDirectory, deadline_s: float) -> RunState:
+    except OSError:  # a full disk: SIGTERM says the same as mode `now`
+        wake = signal.SIGTERM
+    supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
+    if supervisor and identity.alive(supervisor):
+        with suppress(ProcessLookupError):
+            os.kill(supervisor["pid"], wake)
     ends = time.monotonic() + deadline_s
     while not (state := run.state()).terminal and time.monotonic() < ends:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(0.1)
     return state

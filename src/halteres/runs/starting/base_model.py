@@ -1,8 +1,4 @@
-"""The base model of a run: which one a name means, on this disk or in a service.
-
-Owns: looking it up, its size, the sentences for one that is not there or cannot be used.
-Never: downloads; loads weights.
-"""
+"""The base model of a run: which one a name means, on this disk or in a service. Nothing is downloaded or loaded."""
 
 from __future__ import annotations
 
@@ -49,10 +45,21 @@ def models_home() -> Path:
 
 def find_folder(name: str) -> Path:
     """The absolute folder of the base model of this name, or at this path. ModelMissing where there is none."""
-    folder = model_folder(name, models_home())
-    if folder is None:
-        raise _missing(name)
-    return folder
+    if (folder := model_folder(name, models_home())) is not None:
+        return folder
+    path = Path(name).expanduser()
+    expected = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
+    here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
+    no_folder = f"There is no folder {expected.absolute()}."
+    raise ModelMissing(
+        f"Model '{name}' is not there.",
+        f"{expected} has no config.json." if expected.is_dir() else no_folder,
+        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
+        f" the path of a folder or to one of: {', '.join(here)}.",
+        field="inference.model",
+        did_you_mean=nearest(name, here),
+        allowed=here,
+    )
 
 
 def shape_of(folder: Path) -> ModelShape:
@@ -96,7 +103,13 @@ def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
     name, there = told.get("name"), told.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
         if _ask("/runs/preflight/v1/models", service_url) is None:
-            raise _cannot_sample(service_url)
+            raise ServiceUnusable(
+                f"Environments cannot sample from the service at {service_url}.",
+                "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has"
+                " them.",
+                "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its"
+                " own.",
+            )
         return RunModel(name=asked.model, tokenizer=folder)
     if not {asked.model, folder, str(Path(asked.model).expanduser().absolute())} & {name, there}:
         rule = f"the service at {service_url} serves '{name}'"
@@ -118,30 +131,6 @@ def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
         if not url:
             raise
         return url, given_model(asked, url)
-
-
-def _missing(name: str) -> ModelMissing:
-    path = Path(name).expanduser()
-    folder = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
-    here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
-    why = f"{folder} has no config.json." if folder.is_dir() else f"There is no folder {folder.absolute()}."
-    return ModelMissing(
-        f"Model '{name}' is not there.",
-        why,
-        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
-        f" the path of a folder or to one of: {', '.join(here)}.",
-        field="inference.model",
-        did_you_mean=nearest(name, here),
-        allowed=here,
-    )
-
-
-def _cannot_sample(service_url: str) -> ServiceUnusable:
-    return ServiceUnusable(
-        f"Environments cannot sample from the service at {service_url}.",
-        "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has them.",
-        "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its own.",
-    )
 
 
 def _ask(path: str, service_url: str) -> dict[str, Any] | None:

@@ -1,7 +1,4 @@
-"""How much memory a run needs: a formula, measured against the engine.
-
-Owns: what the engine holds at its peak, part by part.
-Never: measures; knows what is free (`machine`).
+"""How much memory a run needs: a formula of what the engine holds at its peak, measured against it.
 
 Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E outputs of the query,
 key and value projection, H*W of all heads, V vocabulary, r rank of the adapter):
@@ -27,9 +24,7 @@ model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from halteres.config.settings import Settings
 from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
@@ -66,29 +61,28 @@ class Workload:
 
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
-    env = settings.env
-    longest = _number(env, "max_token_length", settings.trainer.max_token_trainer_length)
-    group = _number(env, "group_size", 1)
+
+    def number(name: str, default: int) -> int:
+        """A positive number of the environment's; what says "no limit" (0, -1, null) or is no number is the default."""
+        value = settings.env.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+
+    longest = number("max_token_length", settings.trainer.max_token_trainer_length)
+    group = number("group_size", 1)
     return Workload(
         rank=settings.trainer.lora_rank,
         group_size=group,
-        batch_size=_number(env, "batch_size", group),
-        rows=group * _number(env, "max_num_workers", _number(env, "max_num_workers_per_node", WORKERS_PER_NODE)),
+        batch_size=number("batch_size", group),
+        rows=group * number("max_num_workers", number("max_num_workers_per_node", WORKERS_PER_NODE)),
         positions=longest,
-        answer_tokens=min(_number(env, "max_new_tokens", ANSWER_TOKENS), longest),
+        answer_tokens=min(number("max_new_tokens", ANSWER_TOKENS), longest),
         steps=settings.trainer.total_steps,
         eval_every=settings.trainer.eval_every,
-        eval_sequences=_number(env, "eval_tasks", 0) * (_number(env, "eval_samples", 0) + 1),  # and one greedy
+        eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
         weight_bytes=2 if settings.inference.dtype == "bfloat16" else 4,
         samplers=settings.inference.samplers,
     )
-
-
-def _number(env: Mapping[str, Any], name: str, default: int) -> int:
-    """A positive number of the environment's; what says "no limit" (0, -1, null) or is no number is the default."""
-    value = env.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
 
 NUMBER = 4
@@ -127,14 +121,21 @@ class Need:
 
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
-    fused = shape.layers * shape.width * (shape.qkv + 2 * shape.feed)
-    training = _activations(shape, work.rank) + 5 * _logits(shape, PASS_TOKENS) // 2
-    busiest = max(training, 4 * _logits(shape, _rows(work)))  # one or the other: the engine has one thread
+    per_token = 4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * work.rank
+    activations = int(PASS_TOKENS * shape.layers * per_token * UNFREED)  # numbers, until the backward
+
+    def logits(rows: int) -> int:
+        """Logits that exist at once."""
+        return min(rows * shape.vocabulary, HEAD_ELEMENTS)
+
+    training = activations + 5 * logits(PASS_TOKENS) // 2
+    busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))  # one or the other: the engine has one thread
+    adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
     engines, caches = 1 + work.samplers, max(1, work.samplers)
     return Need(
         weights=engines * work.weight_bytes * shape.parameters,
-        loading=work.weight_bytes * fused,
-        working=NUMBER * (busiest + _adapter(shape, work.rank)) + caches * cache_bytes(shape, work),
+        loading=work.weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
+        working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
     )
 
@@ -144,40 +145,10 @@ def batch_bytes(work: Workload) -> int:
     return HELD_BYTES * work.batch_size * work.positions
 
 
-def without_weights() -> int:
-    """What a run needs whose engine holds no model (`scripted`), or whose service is somebody else's."""
-    return OTHERS_BYTES
-
-
-def _rows(work: Workload) -> int:
-    return min(work.rows, DECODE_ROWS)
-
-
-def _logits(shape: ModelShape, rows: int) -> int:
-    """Logits that exist at once."""
-    return min(rows * shape.vocabulary, HEAD_ELEMENTS)
-
-
-def _activations(shape: ModelShape, rank: int) -> int:
-    """Numbers that a training pass takes until its backward."""
-    heads = shape.heads * shape.head_width
-    per_token = 4 * shape.width + 2 * shape.qkv + heads + 4 * shape.feed + 7 * rank
-    return int(PASS_TOKENS * shape.layers * per_token * UNFREED)
-
-
 def cache_bytes(shape: ModelShape, work: Workload) -> int:
     """What keys and values may grow to."""
     per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * NUMBER
-    positions = _power_of_2(min(work.positions, shape.context))
+    positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
     most = int(work.cache_gb * 1e9) if work.cache_gb else CACHE_BYTES
     row = positions * per_position
-    return max(row, min(CACHES * _rows(work) * row, most))
-
-
-def _adapter(shape: ModelShape, rank: int) -> int:
-    """Numbers of an adapter in the engine, with its optimiser and its snapshots."""
-    return 7 * adapter_numbers(shape, rank) + 3 * diagonal_numbers(shape, rank)
-
-
-def _power_of_2(least: int) -> int:
-    return 1 << max(least - 1, 0).bit_length()
+    return max(row, min(CACHES * min(work.rows, DECODE_ROWS) * row, most))

@@ -1,8 +1,4 @@
-"""This machine, as a run sees it: cores, memory, GPU.
-
-Owns: what is free now; whether the engine will use a GPU.
-Never: imports torch, reserves anything.
-"""
+"""This machine, as a run sees it: cores, free memory, the GPU if the engine will use it. torch is not imported."""
 
 from __future__ import annotations
 
@@ -68,7 +64,11 @@ def gpu() -> Gpu | None:
 def _usable_gpu() -> Gpu | None:
     """The first GPU, if the installed torch can use it."""
     program = shutil.which(NVIDIA_SMI)
-    if program is None or _torch_is_for_cpu():
+    try:
+        torch_is_for_cpu = importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        torch_is_for_cpu = True
+    if program is None or torch_is_for_cpu:
         return None
     query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
@@ -77,10 +77,3 @@ def _usable_gpu() -> Gpu | None:
         return Gpu(name=name.strip(), memory=Memory(total=int(total) * MIB, free=int(free) * MIB))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None  # a driver that does not answer is no GPU to count on
-
-
-def _torch_is_for_cpu() -> bool:
-    try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return True

@@ -1,9 +1,5 @@
 """The operator's caps on one run, and what of them is used.
 
-Owns: policy.json in the run's directory, counting steps, tokens and hours against its caps, how long a trainer may take
-to end at one, the note that tells why a run was ended.
-Never: ends a run (`controller` does).
-
 Steps and tokens count over the whole curve: what a resumed run was carried over counts in it, so that resuming renews
 no budget. Hours are those of the run itself, from its supervisor's start, by a clock that nobody sets and that stands
 still while the machine sleeps.
@@ -29,7 +25,6 @@ from halteres.runs.state import RunState
 FILE = "policy.json"
 
 CODE = "policy_cap"
-
 
 GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
 """How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is ended. As long as so many
