@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from halteres.runs.starting.check import Check
+    from halteres.runs.starting.preflight import Check
 
 
 def doctor() -> None:

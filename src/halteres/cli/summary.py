@@ -17,9 +17,10 @@ from halteres.errors import ProcessFailed
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
-from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.evaluations import Compared, before_and_after
 from halteres.runs.reading.progress import read_progress
+from halteres.runs.state import RunState
 
 SCORE, FAILED = "eval/mean_score", "eval/num_failed"
 

@@ -22,7 +22,7 @@ from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.processes import conditions
+from halteres.runs.reading.progress import conditions
 from halteres.runs.state import RunState
 from halteres.runs.stop import stop_run
 
