@@ -1,4 +1,4 @@
-"""How every process of ours begins and ends, and how it starts and ends others.
+"""How every process of ours begins and ends, how it starts and ends others, and which process a pid means.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that cannot outlive us, the
 process that outlives its maker, what descendants leave behind, the ban on torch where nobody but us would import it,
@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -143,12 +143,11 @@ class Child:
         """Start it.
 
         Args:
-            command: program and arguments.
-            environment: its variables; those of the lifeline are added.
+            command: program and arguments, started as `subprocess.Popen` would.
+            environment: its variables; that of the lifeline is added.
             folder: where it runs; None: where we do.
             lifeline: it ends with this; None: with one of its own, which ends with us.
             descriptors: handed down besides.
-            stdin: as for `subprocess.Popen`; so are `stdout` and `stderr`.
             before_exit: called on the thread that waits, once the group has ended and before the exit is known.
 
         Raises:
@@ -265,17 +264,10 @@ def adopt_orphans(reap_s: float = 10.0) -> None:
 
 def _reap(every_s: float) -> None:
     """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
-
-    def is_zombie(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"Z")
-        except OSError:
-            return False
-
     before = set[int]()
     while True:
         time.sleep(every_s)
-        zombies = {child for child in _children() if is_zombie(child)}
+        zombies = {child for child in _children() if _stat(child)[0] == "Z"}
         for child in zombies & before:
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
@@ -302,6 +294,55 @@ def _children() -> list[int]:
         with suppress(OSError):  # the thread has just ended
             found += map(int, file.read_text().split())
     return found
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which the process began; None where it is gone, a zombie, or there is no /proc."""
+    state, started = _stat(pid)
+    return None if state in ("", "Z", "X") else started
+
+
+def boot_id() -> str | None:
+    """Names this boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """What tells this process from a later one of the same pid: pids are used again."""
+    return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
+
+
+def alive(who: Mapping[str, Any] | None) -> bool:
+    """Whether the process of this identity still runs."""
+    if not who or not who.get("pid"):
+        return False
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(who["pid"], 0)
+        except OSError:
+            return False
+        return True
+    now = start_time(who["pid"])
+    same_boot = who.get("boot_id") in (None, boot_id())
+    return now is not None and same_boot and now == who.get("start_time", now)
+
+
+def is_stopped(who: Mapping[str, Any]) -> bool:
+    """Whether a signal (SIGSTOP) has stopped the process of this identity; False where there is no /proc to tell."""
+    state, started = _stat(who.get("pid"))
+    return state in ("T", "t") and started == who.get("start_time", started)
+
+
+def _stat(pid: int | None) -> tuple[str, int]:
+    """State and start time by /proc; an empty state where it has no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[19])
 
 
 def usable_cores() -> int:

@@ -94,7 +94,7 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
         raise FileNotFoundError(2, "No such file or directory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halteres.runs.starting.start._spawn", nowhere)
+        patch.setattr("halteres.runs.starting.start.detach", nowhere)
         with pytest.raises(Exception, match="could not be started"):
             start(idempotency_key="the-key")
     assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]

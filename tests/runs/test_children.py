@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from deadlines import until
 
-from halteres.process import Child, Lifeline
-from halteres.runs import identity
+from halteres.process import Child, Lifeline, start_time
 from halteres.runs.supervision.logpipe import spawn
 
 PARENT = """
@@ -32,7 +31,7 @@ async def parent_of_one(tmp_path: Path, lifeline: Lifeline, kind: str = "loose")
 
 
 async def until_gone(pid: int) -> None:
-    await until(lambda: identity.start_time(pid) is None, what=lambda: f"process {pid} ends")
+    await until(lambda: start_time(pid) is None, what=lambda: f"process {pid} ends")
 
 
 def test_what_a_child_leaves_is_killed_when_it_has_ended(tmp_path: Path) -> None:

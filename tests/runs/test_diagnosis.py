@@ -23,7 +23,8 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
-from halteres.runs import identity, lock
+from halteres.process import identity
+from halteres.runs import lock
 from halteres.runs.diagnosis import Diagnosis, stalled
 from halteres.runs.diagnosis.case import Case, Excursion, trend
 from halteres.runs.diagnosis.diagnosis import (
@@ -513,7 +514,7 @@ def until_stopped(pid: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_stopped_process_is_told_by_role_and_pid() -> None:
     with sleeping() as process:
-        processes = {"trainer": {**identity.identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
+        processes = {"trainer": {**identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
         pulse = StallDetector(CASE)
         assert [pulse.look(processes, training=False) for _ in range(3)] == [None] * 3
         os.kill(process.pid, signal.SIGSTOP)
@@ -557,7 +558,7 @@ def silent_for(run: RunDirectory, seconds: float) -> None:
 
 
 def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirectory) -> None:
-    supervised(run, identity.identity(os.getpid()))
+    supervised(run, identity(os.getpid()))
     with lock.taken(run.path / "lock"):
         assert stalled(run) is None
         silent_for(run, STALE_S - 2)
@@ -573,7 +574,7 @@ def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirec
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_supervisor_that_a_signal_stopped_is_told_sooner(run: RunDirectory) -> None:
     with sleeping() as process, lock.taken(run.path / "lock"):
-        supervised(run, identity.identity(process.pid))
+        supervised(run, identity(process.pid))
         os.kill(process.pid, signal.SIGSTOP)
         until_stopped(process.pid)
         silent_for(run, 6)

@@ -15,9 +15,8 @@ import pytest
 
 from halteres.config import environ
 from halteres.files import tail
-from halteres.process import Child, Lifeline
+from halteres.process import Child, Lifeline, start_time
 from halteres.redaction import Redactor
-from halteres.runs import identity
 from halteres.runs.supervision import logpipe
 from halteres.runs.supervision.logpipe import Strainer, spawn
 
@@ -116,7 +115,7 @@ async def test_whoever_holds_the_output_open_does_not_delay_the_news_of_the_end(
     )
     child = await run(tmp_path, code)
     daemon = int((tmp_path / "log").read_text())
-    assert child.exit_code == 0 and identity.start_time(daemon) is not None
+    assert child.exit_code == 0 and start_time(daemon) is not None
     os.kill(daemon, signal.SIGKILL)
 
 

@@ -28,7 +28,8 @@ from halteres.config.sources import NOTHING_GIVEN
 from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
-from halteres.runs import identity, lock
+from halteres.process import alive
+from halteres.runs import lock
 from halteres.runs.state import (
     MOST_STATE_BYTES,
     RESERVE,
@@ -82,7 +83,7 @@ class RunDirectory:
         for look in range(LOOKS):
             if not lock.held(self.path / "lock"):
                 return False
-            if identity.alive(read_state(self.path / "run.json").supervisor):
+            if alive(read_state(self.path / "run.json").supervisor):
                 return True
             time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)  # it may be a reader that writes its verdict
         return True
@@ -200,7 +201,7 @@ def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
     """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
     if facts.get("exit") is not None or not facts.get("pid"):
         return dict(facts)
-    return {**facts, "exit": "unknown", "state": "ending" if identity.alive(facts) else "ended with the supervisor"}
+    return {**facts, "exit": "unknown", "state": "ending" if alive(facts) else "ended with the supervisor"}
 
 
 def runs_home() -> Path:

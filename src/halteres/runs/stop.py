@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from halteres.config.control import Mode, write_stop_request
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
@@ -36,7 +36,7 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
     except OSError:  # a full disk: SIGTERM says the same as mode `now`
         wake = signal.SIGTERM
     supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
-    if supervisor and identity.alive(supervisor):
+    if supervisor and alive(supervisor):
         with suppress(ProcessLookupError):
             os.kill(supervisor["pid"], wake)
     ends = time.monotonic() + deadline_s

@@ -14,10 +14,10 @@ from halteres.errors import HalteresError, shortened
 from halteres.files import tail
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
+from halteres.process import is_stopped
 from halteres.runs.diagnosis.case import CEILING, Case, Excursion, Finding, History, number
 from halteres.runs.diagnosis.rules import RULES, no_variance
 from halteres.runs.directory import RunDirectory
-from halteres.runs.identity import is_stopped
 from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState
 

@@ -345,7 +345,6 @@ class GivenRun(msgspec.Struct, frozen=True, kw_only=True):
     """Section `run`."""
 
     wandb_project: str | None = None
-    wandb_entity: str | None = None
 
     @property
     def project(self) -> str:
@@ -361,7 +360,7 @@ class GivenTrainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given."""
+    """The settings of a run, of whatever version, as far as its readers need them."""
 
     run: GivenRun = GivenRun()
     env: dict[str, Any] = {}
@@ -369,7 +368,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_given(run: RunDirectory) -> Given:
-    """The run's settings, as far as they matter here; nothing was given where they cannot be read."""
+    """From settings.json; nothing was given where that cannot be read."""
     try:
         return msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
     except (OSError, *NOT_JSON):

@@ -26,8 +26,8 @@ from halteres.files import linked
 from halteres.models import model_folder
 from halteres.next_step import NextStep
 from halteres.observe.metrics import Row, append_row
+from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
-from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
@@ -96,7 +96,7 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
 def _wait_for_processes(state: RunState) -> None:
     """A run whose supervisor was killed has processes that are just ending; their files must be at rest."""
     ends = time.monotonic() + ROLES_END_WITHIN_S
-    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if identity.alive(facts)}:
+    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)}:
         if time.monotonic() > ends:
             raise Conflict(
                 f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",

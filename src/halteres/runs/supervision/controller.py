@@ -18,8 +18,7 @@ from typing import Any, Literal
 from halteres.config.control import Mode, read_stop_request, write_stop_request
 from halteres.errors import HalteresError
 from halteres.observe.metrics import Row, Tail
-from halteres.process import GRACE_S, Lifeline
-from halteres.runs import identity
+from halteres.process import GRACE_S, Lifeline, alive
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
 from halteres.runs.diagnosis.case import Case, number
 from halteres.runs.diagnosis.diagnosis import Calls
@@ -332,7 +331,7 @@ class RunController:
         if role.name == "env" and code == 0 and await self._queue_suffices():
             return None
         engine = state.processes.get("engine")
-        if role.name == "trainer" and engine is not None and not identity.alive(engine):
+        if role.name == "trainer" and engine is not None and not alive(engine):
             # The service has given its engine up, and the trainer could not go on.
             self.service_lost = True
             engine_code = engine["exit"] if isinstance(engine.get("exit"), int) else None

@@ -20,8 +20,7 @@ from typing import Any
 from halteres.config.settings import SinkName
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
-from halteres.process import GRACE_S, Child, Lifeline
-from halteres.runs import identity
+from halteres.process import GRACE_S, Child, Lifeline, alive, identity
 from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.logpipe import spawn
 from halteres.runs.supervision.roles import STOP_ORDER, Probe, Role, RoleName
@@ -96,7 +95,7 @@ class ProcessGroup:
         )
         self._children[role.name] = child
         port = role.listener.port if role.listener else None
-        who = identity.identity(child.pid)
+        who = identity(child.pid)
         self.writer.process(role.name, **who, pgid=child.pid, port=port, exit=None, state="running")
         self._watches[role.name] = asyncio.create_task(self._watch(role, child), name=f"watch {role.name}")
 
@@ -127,7 +126,7 @@ class ProcessGroup:
         if engine and engine.get("exit") is None:  # the service's child, which has outlived it
             with suppress(TimeoutError):
                 await asyncio.wait_for(_gone(engine), GRACE_S)
-            if identity.alive(engine):
+            if alive(engine):
                 os.kill(engine["pid"], signal.SIGKILL)
             self.writer.process("engine", exit=0, state="exited with its service")
 
@@ -192,7 +191,7 @@ def engine_of(service_folder: Path) -> dict[str, Any] | None:
         group = os.getpgid(pid)
     except ProcessLookupError:
         group = None
-    return {**identity.identity(pid), "pgid": group, "port": None, "exit": None, "state": "running"}
+    return {**identity(pid), "pgid": group, "port": None, "exit": None, "state": "running"}
 
 
 async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator[EngineGone | EngineBack]:
@@ -232,7 +231,7 @@ def _read(file: Path) -> dict[str, Any]:
 async def _gone(who: Mapping[str, Any]) -> None:
     """Return once this process, which is no child of ours, has ended."""
     if sys.platform != "linux":
-        while identity.alive(who):  # noqa: ASYNC110 - nothing here tells us of a stranger's end
+        while alive(who):  # noqa: ASYNC110 - nothing here tells us of a stranger's end
             await asyncio.sleep(LOOK_EVERY_S)
         return
     try:
@@ -242,7 +241,7 @@ async def _gone(who: Mapping[str, Any]) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(descriptor, ended.set)
-        if identity.alive(who):
+        if alive(who):
             await ended.wait()
     finally:
         loop.remove_reader(descriptor)

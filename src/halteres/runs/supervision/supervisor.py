@@ -29,7 +29,7 @@ from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boun
 from halteres.files import replace_file
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
-from halteres.runs import identity, lock
+from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.outcome import PLOT, Outcome, draw, outcome_of
@@ -64,7 +64,7 @@ async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
                 loop.add_signal_handler(WAKE, controller.look_for_stop)
                 # From here on a stop request may wake us; one that came earlier is found by the first look.
                 phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
-                us = identity.identity(os.getpid())
+                us = process.identity(os.getpid())
                 writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=us)
                 verdict = await controller.run_to_verdict()
         except HalteresError as error:
