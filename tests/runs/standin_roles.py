@@ -31,13 +31,13 @@ def main() -> None:
     if role == "supervisor":
         from halteres.observe import plots
         from halteres.runs.diagnosis import diagnosis
-        from halteres.runs.supervision import budgets, controller, process_group, supervisor
+        from halteres.runs.supervision import controller, process_group, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         if "STANDIN_REFUSES" in os.environ:
             controller.HEARTBEAT_S, diagnosis.LASTING_S = 0.05, 0.1
         controller.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
-        budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
+        controller.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
         process_group.SINKS, process_group.SINKS_END_WITHIN_S = (sys.executable, __file__, "sinks"), 15
         if os.environ.get("STANDIN_SINKS") == "hangs":
             process_group.SINKS_END_WITHIN_S = 0.5

@@ -52,10 +52,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: HalteresError) -> Failure:
         """The parts of an error that ended a run."""
-        why, told = error.why, error.details
-        if "first" not in told:  # its next step is no way to go on
+        why, details = error.why, error.details
+        if "first" not in details:  # its next step is no way to go on
             why = f"{why} {error.next}".strip()
-        return cls(what=error.what, why=why, first=told.get("first", ""), log=told.get("log", ""))
+        return cls(what=error.what, why=why, first=details.get("first", ""), log=details.get("log", ""))
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,11 +75,11 @@ def shape_of(folder: Path) -> ModelShape:
         ) from error
 
 
-def own_model(asked: InferenceSettings) -> RunModel:
+def own_model(inference: InferenceSettings) -> RunModel:
     """For a service of the run's own: the model must lie on this disk, and be one that the engine computes."""
-    folder = find_folder(asked.model)
-    name = asked.model if builtin_path(asked.model) else str(folder)
-    if asked.engine == "scripted":  # it reads the vocabulary's size and no weights
+    folder = find_folder(inference.model)
+    name = inference.model if builtin_path(inference.model) else str(folder)
+    if inference.engine == "scripted":  # it reads the vocabulary's size and no weights
         return RunModel(name=name, tokenizer=str(folder))
     shape = shape_of(folder)
     if not shape.is_decoder:
@@ -92,15 +92,15 @@ def own_model(asked: InferenceSettings) -> RunModel:
     return RunModel(name=name, tokenizer=str(folder), shape=shape)
 
 
-def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
+def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For somebody else's service: it must answer, have this model, and let environments sample.
 
     Raises:
         NotReady, ServiceUnusable, InvalidConfig: it does not.
     """
-    folder = str(model_folder(asked.model, models_home()) or asked.model)
-    told = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
-    name, there = told.get("name"), told.get("folder")
+    folder = str(model_folder(inference.model, models_home()) or inference.model)
+    model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
+    name, there = model.get("name"), model.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
         if _ask("/runs/preflight/v1/models", service_url) is None:
             raise ServiceUnusable(
@@ -110,14 +110,14 @@ def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
                 "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its"
                 " own.",
             )
-        return RunModel(name=asked.model, tokenizer=folder)
-    if not {asked.model, folder, str(Path(asked.model).expanduser().absolute())} & {name, there}:
+        return RunModel(name=inference.model, tokenizer=folder)
+    if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {name, there}:
         rule = f"the service at {service_url} serves '{name}'"
-        raise refusal([Problem(field="inference.model", got=asked.model, rule=rule, suggest=(name,))])
+        raise refusal([Problem(field="inference.model", got=inference.model, rule=rule, suggest=(name,))])
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
-def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
+def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:
     """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's address, and the model.
 
     Raises:
@@ -125,12 +125,12 @@ def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
         NotReady, ServiceUnusable: of the service.
     """
     try:
-        return None, own_model(asked)
+        return None, own_model(inference)
     except ModelMissing:
         url = (environ.service_url() or "").rstrip("/")
         if not url:
             raise
-        return url, given_model(asked, url)
+        return url, given_model(inference, url)
 
 
 def _ask(path: str, service_url: str) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -28,9 +27,8 @@ from halteres.config.policies import Policy, load_policy
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.config.sources import NOTHING_GIVEN, Effective, Sources, resolved, wired
-from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
+from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
-from halteres.next_step import NextStep
 from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
 from halteres.runs import lock
@@ -231,7 +229,6 @@ def start_run(
     service_url: str | None = None,
     resume: RunDirectory | None = None,
     sources: Sources = NOTHING_GIVEN,
-    run_id: str | None = None,
     policy: Policy | None = None,
     idempotency_key: str | None = None,
     supervisor: Sequence[str] = SUPERVISOR,
@@ -244,7 +241,6 @@ def start_run(
         service_url: a training service to use instead of starting one; the run never stops it.
         resume: a run to go on from, at its newest checkpoint; this one is a new run.
         sources: where those settings come from that were given, from `resolve_settings`.
-        run_id: eight hex digits; default: a new one.
         policy: what the operator locks and caps; default: the policy file's.
         idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
         supervisor: command that supervises; the directory and its lock are appended.
@@ -257,20 +253,8 @@ def start_run(
     if (first := run_of_key(idempotency_key)) is not None:
         return first
     plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
-    if run_id is not None and not re.fullmatch(r"[0-9a-f]{8}", run_id):
-        raise InvalidConfig(f"'{run_id}' is no run id.", "Run ids are eight hex digits.", "Leave it out for a new one.")
-    if run_id is not None and (plan.home / run_id).exists():
-        go_on = NextStep("rl_start_training", {"resume_from": run_id}, "Start another, or go on with it")
-        why = f"{plan.home / run_id} is one run's directory."
-        raise Conflict(f"There is a run {run_id} already.", why, go_on)
     examined = examine(plan)
-    start = Start(
-        plan=plan,
-        ground=examined.demand(),
-        sources=sources,
-        run_id=run_id or new_run_id(),
-        idempotency_key=idempotency_key,
-    )
+    start = Start(plan=plan, ground=examined.demand(), sources=sources, idempotency_key=idempotency_key)
     for warning in examined.warnings:
         warn(warning)
     return begin_run(start, supervisor)

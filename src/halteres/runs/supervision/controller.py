@@ -9,14 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from halteres.config.control import Mode, read_stop_request, write_stop_request
-from halteres.errors import HalteresError
+from halteres.config.policies import Policy
+from halteres.errors import HalteresError, InvalidConfig
+from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail
 from halteres.process import GRACE_S, Lifeline, alive
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
@@ -28,8 +35,6 @@ from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
 from halteres.runs.reading.progress import Alert
 from halteres.runs.state import Phase, RunState, Status
-from halteres.runs.supervision import budgets
-from halteres.runs.supervision.budgets import Budget, Cap
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.process_group import (
     EngineBack,
@@ -57,12 +62,104 @@ LOOK_EVERY_S = 0.2
 """How often the files that the roles write are looked at."""
 
 
+POLICY = "policy.json"
+
+CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
+"""How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is ended. As long as so many
+steps, within these limits: the one under way, and what must be written after it."""
+
+Cap = Literal["max_steps", "max_tokens", "max_hours"]
+
+
+class Budget:
+    """What one run may use by the operator's caps, and has used.
+
+    Steps and tokens count over the whole curve: what a resumed run was carried over counts in it, so that resuming
+    renews no budget. Hours are those of the run itself, from its supervisor's start, by a clock that nobody sets and
+    that stands still while the machine sleeps.
+    """
+
+    def __init__(self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy, self._clock = policy, clock
+        self._run_id, self._total_steps, self._began = state.run_id, state.total_steps, clock()
+        self._steps = 0
+        self._tokens = self._last_tokens = 0.0
+        self._seconds = deque[float](maxlen=8)  # of the last steps
+
+    @classmethod
+    def of(cls, run: RunDirectory, state: RunState) -> Budget:
+        """By the policy that held when the run was started; without one there are no caps.
+
+        Raises:
+            InvalidConfig: the file is no policy. A run must not go on because its caps cannot be read.
+        """
+        try:
+            policy = Policy.model_validate_json(read_regular(run.path / POLICY))
+        except FileNotFoundError:
+            policy = Policy()
+        except (OSError, ValidationError) as error:
+            why = " ".join(str(error).split()).partition(" For further information")[0]
+            raise InvalidConfig(f"{run.path / POLICY} cannot be read.", f"{why}.", "Start the run again.") from error
+        return cls(policy, state)
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Rows that were carried over."""
+        for row in rows:
+            self.see(row)
+
+    def see(self, row: Row) -> None:
+        """One row of metrics.jsonl; a trainer's counts."""
+        step, tokens, seconds = row.get("step"), row.get("tokens/action"), row.get("time/step")
+        if row.get("src") != "trainer" or not isinstance(step, int):
+            return
+        self._steps = max(self._steps, step)
+        if isinstance(tokens, int | float):
+            self._last_tokens = float(tokens)
+            self._tokens += self._last_tokens
+        if isinstance(seconds, int | float):
+            self._seconds.append(float(seconds))
+
+    @property
+    def grace_s(self) -> float:
+        """How long the trainer may take to end at a cap, by how long its last steps took."""
+        step_s = median(self._seconds) if self._seconds else 0.0
+        return max(CAP_GRACE_S, min(MOST_GRACE_S, GRACE_STEPS * step_s))
+
+    def used_up(self) -> Cap | None:
+        """The first cap that leaves no room for a step after the one under way."""
+        caps = self._policy.caps
+        if caps.max_steps is not None and self._total_steps > caps.max_steps <= self._steps + 1:
+            return "max_steps"
+        if caps.max_tokens is not None and self._steps and self._tokens + self._last_tokens >= caps.max_tokens:
+            return "max_tokens"
+        if caps.max_hours is not None and (self._clock() - self._began) / 3600 >= caps.max_hours:
+            return "max_hours"
+        return None
+
+    def note(self, cap: Cap, kept: int | None) -> str:
+        """Why a run that was ended for this cap has ended, what of it is kept (the step of its newest checkpoint), and
+        what can be done."""
+        learnt = "No checkpoint was written: nothing that it learnt is kept."
+        if kept is not None:
+            learnt = f'What was learnt up to step {kept} is kept: rl_get_results("{self._run_id}").'
+        return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
+
+    def why(self, cap: Cap) -> str:
+        """What of this cap is used."""
+        hours = (self._clock() - self._began) / 3600
+        used = {"max_steps": self._steps, "max_tokens": self._tokens, "max_hours": hours}[cap]
+        limit, unit = getattr(self._policy.caps, cap), cap.removeprefix("max_")
+        return (
+            f"Ended by the operator's policy '{self._policy.name}': {cap} is {limit:,g}; {used:,.4g} {unit} are used."
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequest:
     """Somebody wants the run to end."""
 
     mode: Mode
-    why: str
+    by: str  # who
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +177,7 @@ class GraceOver:
     """The trainer was asked to end early, and has not."""
 
 
-Message = StopAsked | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
+Message = StopRequest | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
 """Whatever happens to a run."""
 
 
@@ -111,7 +208,7 @@ def final_checkpoint(run: RunDirectory) -> Row | None:
 
 
 def trainer_ended(
-    run: RunDirectory, state: RunState, max_minutes: float | None, *, stop_asked: bool, goal: str | None = None
+    run: RunDirectory, state: RunState, max_minutes: float | None, *, is_stop_requested: bool, goal: str | None = None
 ) -> Verdict:
     """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
     final = final_checkpoint(run)
@@ -120,7 +217,7 @@ def trainer_ended(
     if final and goal:
         note = f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
         return Verdict(status="completed", note=note)
-    if stop_asked:
+    if is_stop_requested:
         return Verdict(status="stopped")
     # What the trainer said of its final weights: `reason` and `why` of an early end.
     ends = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
@@ -156,7 +253,7 @@ class RunController:
         self.budget.remember(carried_over)
         self._evaluation: Row = {}  # the newest row of an evaluation
         self._drift: Alert | None = None  # the first alert of drift
-        self.stop_asked: StopAsked | None = None
+        self.stop_request: StopRequest | None = None
         self.early_end: EarlyEnd | None = None
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
@@ -192,7 +289,7 @@ class RunController:
         if verdict.status == "stopped" and early and early.cap:
             newest = self.run.newest_checkpoint()
             note = self.budget.note(early.cap, newest["step"] if newest else None)
-            return replace(verdict, code=budgets.CODE, note=note)
+            return replace(verdict, code=early.kind, note=note)
         if verdict.status == "stopped" and early and early.kind == "drift":
             return replace(verdict, note=" ".join(filter(None, (early.note, verdict.note))))
         return verdict
@@ -246,21 +343,21 @@ class RunController:
     def look_for_stop(self) -> None:
         """Read control/stop.json; a new request goes into the inbox."""
         mode = read_stop_request(self.run.path / "control" / "stop.json")
-        if mode is not None and (self.stop_asked is None or self.stop_asked.mode != mode):
-            self.ask_to_stop(StopAsked(mode, "control/stop.json"))
+        if mode is not None and (self.stop_request is None or self.stop_request.mode != mode):
+            self.ask_to_stop(StopRequest(mode, "control/stop.json"))
 
-    def ask_to_stop(self, asked: StopAsked) -> None:
+    def ask_to_stop(self, request: StopRequest) -> None:
         """Somebody wants an end: a signal, or the control folder."""
-        self.stop_asked = asked
-        self.writer.event("stop_requested", mode=asked.mode, by=asked.why)
-        self.inbox.put_nowait(asked)
+        self.stop_request = request
+        self.writer.event("stop_requested", mode=request.mode, by=request.by)
+        self.inbox.put_nowait(request)
 
     async def _on(self, message: Message) -> Verdict | None:
         match message:
-            case StopAsked(mode="after_step") if self._trainer_is_ready:  # it reads the request itself
+            case StopRequest(mode="after_step") if self._trainer_is_ready:  # it reads the request itself
                 if self.early_end is None or self.early_end.kind != "goal_reached":
                     self.writer.update(status="stopping", phase=None)
-            case StopAsked():
+            case StopRequest():
                 return Verdict(status="stopped")
             case GraceOver():
                 late, early = "the trainer did not end after its step, and was ended.", self.early_end
@@ -324,8 +421,8 @@ class RunController:
         if role.name == "trainer" and code == 0:
             early = self.early_end
             goal = early.note if early and early.kind == "goal_reached" else None
-            limit, is_asked = self.settings.run.max_minutes, self.stop_asked is not None
-            return trainer_ended(self.run, state, limit, stop_asked=is_asked, goal=goal)
+            limit, is_requested = self.settings.run.max_minutes, self.stop_request is not None
+            return trainer_ended(self.run, state, limit, is_stop_requested=is_requested, goal=goal)
         if state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():
@@ -390,7 +487,7 @@ class RunController:
     def _end_early(self) -> Verdict | None:
         """At a cap of the policy, at the held-out figure that was wanted, or at drift, the trainer is asked to end
         after its step, with a checkpoint; if it has not ended within a grace, it is ended."""
-        early = None if self.stop_asked or self.early_end else self._why_early()
+        early = None if self.stop_request or self.early_end else self._why_early()
         if early is None or not (self._trainer_is_ready or early.cap == "max_hours"):
             return None
         self.early_end = early
@@ -399,7 +496,7 @@ class RunController:
         self.writer.event(early.kind, **early.facts, note=early.note)
         with suppress(OSError):  # on a full disk the grace ends it
             write_stop_request(self.run.path / "control" / "stop.json", "after_step")
-        self.ask_to_stop(StopAsked("after_step", early.by))
+        self.ask_to_stop(StopRequest("after_step", early.by))
         asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
         return None
 
@@ -439,7 +536,7 @@ class RunController:
         """Why a finished run's last evaluation cannot be waited for; never returns while it can."""
         while True:
             match await self.inbox.get():
-                case StopAsked():
+                case StopRequest():
                     return "a stop was requested."
                 case Exited(role, code) if role.name == "service":
                     return f"the training service {failures.how(code)}."

@@ -37,7 +37,7 @@ from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
 from halteres.runs.stop import WAKE
-from halteres.runs.supervision.controller import RunController, StopAsked, Verdict, final_checkpoint
+from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
 from halteres.runs.supervision.state_writer import StateWriter
 
@@ -60,7 +60,7 @@ async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
                 controller = RunController(writer, context, roles_of)
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.add_signal_handler(number, controller.ask_to_stop, StopAsked("now", number.name))
+                    loop.add_signal_handler(number, controller.ask_to_stop, StopRequest("now", number.name))
                 loop.add_signal_handler(WAKE, controller.look_for_stop)
                 # From here on a stop request may wake us; one that came earlier is found by the first look.
                 phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
