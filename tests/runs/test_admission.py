@@ -12,9 +12,8 @@ import pytest
 from halteres.config.policies import Caps, Policy, PolicyCap
 from halteres.config.program import Description
 from halteres.errors import InvalidConfig
-from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.directory import RunDirectory, list_runs, stop_run
 from halteres.runs.starting.start import LOCK
-from halteres.runs.stop import stop_run
 
 from .scenes import HERE, StartRun, wait, wait_for_end
 

@@ -1,15 +1,17 @@
 """The run directory: the interface of a run, for every process that looks at it.
 
 Owns: where runs live, their ids, reading their files, listing and finding them; telling a lost supervisor from a living
-one, and what is then true of its run.
-Never: starts or stops anything; writes, except the verdict over a run whose supervisor is gone.
+one, and what is then true of its run; asking a supervisor to stop (control/stop.json, and a signal that wakes it).
+Never: starts or ends a process; writes anything else, except the verdict over a run whose supervisor is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ import yaml
 from pydantic import ValidationError
 
 from halteres.config import environ
+from halteres.config.control import Mode, write_stop_request
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings, default_name
 from halteres.config.sources import NOTHING_GIVEN
@@ -43,6 +46,9 @@ from halteres.runs.state import (
     unreadable,
     write_state,
 )
+
+WAKE = signal.SIGUSR1
+"""Tells a supervisor to look at its `control` folder."""
 
 ID_LENGTH = 8
 """Hex digits of a run id."""
@@ -371,3 +377,32 @@ def find_run(prefix_or_name: str) -> RunDirectory:
         did_you_mean=guess.run_id if guess else None,
         active_runs=active,
     )
+
+
+def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:
+    """Ask the run to stop and wait for it. Safe to repeat: a run that has ended answers with its final state.
+
+    Args:
+        run: which.
+        mode: `now` interrupts the step in progress; `after_step` lets it end. Both write a checkpoint first.
+        deadline_s: seconds to wait; 0 only asks.
+
+    Returns:
+        The state at the end, or at the deadline (`stopping`, or still `running` in mode `after_step`).
+    """
+    state = run.state()
+    if state.terminal:
+        return state
+    wake: signal.Signals = WAKE
+    try:
+        write_stop_request(run.path / "control" / "stop.json", mode)
+    except OSError:  # a full disk: SIGTERM says the same as mode `now`
+        wake = signal.SIGTERM
+    supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
+    if supervisor and alive(supervisor):
+        with suppress(ProcessLookupError):
+            os.kill(supervisor["pid"], wake)
+    ends = time.monotonic() + deadline_s
+    while not (state := run.state()).terminal and time.monotonic() < ends:
+        time.sleep(0.1)
+    return state

@@ -24,9 +24,9 @@ from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.rewards.rubrics import read_rubric
 from halteres.runs.directory import RunDirectory, active_runs
 from halteres.runs.reading.failures import DiskFull
-from halteres.runs.starting import footprint, machine
+from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import RunModel, given_model, own_model
-from halteres.runs.starting.footprint import Workload, workload_of
+from halteres.runs.starting.machine import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
 from halteres.runs.starting.reward_models import (
     FIELDS,
@@ -216,10 +216,10 @@ def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     there, work = machine.look(), plan.demands
     name = "gpu memory" if there.gpu and shape else "memory"
     free = (there.model_memory if shape else there.memory).free
-    batch_bytes = footprint.batch_bytes(work)
-    needed = footprint.OTHERS_BYTES + batch_bytes
+    batch_bytes = machine.batch_bytes(work)
+    needed = machine.OTHERS_BYTES + batch_bytes
     if shape is not None:
-        needed = footprint.need(shape, work, on_gpu=there.gpu is not None).total
+        needed = machine.need(shape, work, on_gpu=there.gpu is not None).total
     needed += beside if name == "memory" else 0  # a reward server computes on the CPU
     figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
     if free is None or needed <= free:
@@ -242,7 +242,7 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
         count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-        needed += count * 3 * footprint.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+        needed += count * 3 * machine.NUMBER * adapter_numbers(shape, trainer.lora_rank)
     figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)

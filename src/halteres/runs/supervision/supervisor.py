@@ -30,13 +30,12 @@ from halteres.files import replace_file
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs import lock
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import WAKE, RunDirectory
 from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.outcome import PLOT, Outcome, draw, outcome_of
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
-from halteres.runs.stop import WAKE
 from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
 from halteres.runs.supervision.state_writer import StateWriter
