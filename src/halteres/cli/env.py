@@ -74,7 +74,7 @@ def eval_(
     from halteres.config.settings import Settings
     from halteres.runs.directory import find_run
     from halteres.runs.measurement import examination, measure
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
     from halteres.runs.starting.preflight import examine_reward_models
     from halteres.runs.starting.reward_models import with_absolute_folders
 

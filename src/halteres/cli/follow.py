@@ -18,10 +18,9 @@ from rich.text import Text
 
 from halteres.observe.plots import sparkline
 from halteres.redaction import printable
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.progress import Progress, Series, read_progress
 from halteres.runs.state import RunState
-from halteres.runs.stop import stop_run
 
 LOOK_EVERY_S = 0.25
 SPARKLINE_WIDTH = 48

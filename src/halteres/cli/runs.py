@@ -119,8 +119,7 @@ def stop(
     after_step: Annotated[bool, typer.Option("--after-step", help="Let the step in progress end first.")] = False,
 ) -> None:
     """Stop a run with a checkpoint. Safe to repeat."""
-    from halteres.runs.directory import find_run
-    from halteres.runs.stop import stop_run
+    from halteres.runs.directory import find_run, stop_run
 
     directory = find_run(run)
     state = stop_run(directory, mode="after_step" if after_step else "now")

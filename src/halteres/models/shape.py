@@ -2,7 +2,7 @@
 
 Owns: the figures of config.json that decide memory and speed; counting parameters in safetensors headers; the size of
 an adapter.
-Never: reads a weight, imports torch, judges what fits (`runs.starting.footprint`).
+Never: reads a weight, imports torch, judges what fits (`runs.starting.machine`).
 """
 
 from __future__ import annotations
