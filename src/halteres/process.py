@@ -140,18 +140,12 @@ class Child:
         stderr: int | IO[bytes] | None = None,
         before_exit: Callable[[], object] | None = None,
     ) -> None:
-        """Start it.
+        """Start it, as `subprocess.Popen` would; OSError where that cannot be.
 
         Args:
-            command: program and arguments, started as `subprocess.Popen` would.
-            environment: its variables; that of the lifeline is added.
-            folder: where it runs; None: where we do.
             lifeline: it ends with this; None: with one of its own, which ends with us.
             descriptors: handed down besides.
             before_exit: called on the thread that waits, once the group has ended and before the exit is known.
-
-        Raises:
-            OSError: there is no such program, or no process can be made.
         """
         line = lifeline or Lifeline.open()
         self._own_lifeline = None if lifeline else line
@@ -209,12 +203,14 @@ class Child:
 
     def _wait(self) -> None:
         code = self.process.wait()
-        self._sweep()  # grandchildren survive their parent otherwise
-        if self._own_lifeline:
-            self._own_lifeline.close()
-        if self._before_exit:
-            self._before_exit()
-        self.exit.set_result(code)
+        try:
+            self._sweep()  # grandchildren survive their parent otherwise
+            if self._own_lifeline:
+                self._own_lifeline.close()
+            if self._before_exit:
+                self._before_exit()
+        finally:
+            self.exit.set_result(code)
 
 
 def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:

@@ -1,8 +1,6 @@
-"""The run directory: the interface of a run, for every process that looks at it.
+"""The run directory, the interface of a run: reading its files, listing and finding runs, asking one to stop.
 
-Owns: where runs live, their ids, reading their files, listing and finding them; telling a lost supervisor from a living
-one, and what is then true of its run; asking a supervisor to stop (control/stop.json, and a signal that wakes it).
-Never: starts or ends a process; writes anything else, except the verdict over a run whose supervisor is gone.
+A reader writes nothing but a request to stop, and the verdict over a run whose supervisor is gone.
 """
 
 from __future__ import annotations

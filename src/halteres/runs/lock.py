@@ -65,15 +65,8 @@ def held(file: Path) -> bool:
 def locked(file: Path, within_s: float, what: str, given_up: threading.Event | None = None) -> Iterator[None]:
     """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
 
-    Args:
-        file: made where it is not there; its folder must be.
-        within_s: how long to wait for whoever holds it.
-        what: of the error: what cannot be done now.
-        given_up: set by another thread, it ends the wait.
-
-    Raises:
-        NotReady: somebody else held it all the time; it says who.
-        OSError: the file cannot be made.
+    NotReady, with `what` cannot be done now, where somebody else held it all the time, or `given_up` was set. The file
+    is made where it is not there; its folder must be.
     """
     ends, given_up = time.monotonic() + within_s, given_up or threading.Event()
     while (descriptor := _attempt(file)) is None:

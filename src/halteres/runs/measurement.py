@@ -49,13 +49,9 @@ class Examination:
 
 
 def examination(environment: str, run: RunDirectory | None, model: str, policy: str | None = None) -> Examination:
-    """What to measure. A run's settings hold in its own environment; in another one, that one's defaults do.
+    """What to measure: a run's weights (`policy`: which; None: its newest), or the base model where there is no run.
 
-    Args:
-        environment: its name, or its file.
-        run: whose weights; None: the base model's.
-        model: the base model, where there is no run.
-        policy: which of the run's weights, or its base model; None: its newest.
+    A run's settings hold in its own environment; in another one, that one's defaults do.
     """
     if run is None:
         tokenizer = str(builtin_path(model) or model)

@@ -1,11 +1,8 @@
-"""What a run is doing, as run.json tells it.
+"""What a run is doing, as run.json has it. The supervisor alone changes it, or a reader who found the supervisor gone.
 
-Owns: the noun `RunState`, its states and transitions on paper, reading and replacing the file whole.
-Never: decides a transition; that is the supervisor's, or a reader's who found the supervisor gone.
-
-    pending -> starting -> running -> completed
-                  |           |----> failed
-                  '-----------'----> stopping -> stopped
+pending -> starting -> running -> completed
+              |           |----> failed
+              '-----------'----> stopping -> stopped
 """
 
 from __future__ import annotations

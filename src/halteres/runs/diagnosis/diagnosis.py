@@ -162,15 +162,8 @@ class StallDetector:
 
 
 def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
-    """What a reader has to say of a supervisor that holds its lock and does nothing. Cheap where it does something.
-
-    Args:
-        run: which.
-        state: where it was read just before.
-
-    Returns:
-        None for a run that has ended, or whose supervisor shows that it lives.
-    """
+    """What a reader has to say of a supervisor that holds its lock and does nothing; None of one that shows that it
+    lives. Cheap there. `state`: where it was read just before."""
     try:
         state = state or run.state()
         silent_s = time.time() - (run.path / "heartbeat").stat().st_mtime

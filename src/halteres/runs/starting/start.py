@@ -1,10 +1,8 @@
-"""Starting a run.
+"""Starting a run: everything or nothing. A failed check leaves no directory.
 
-Owns: everything or nothing: a failed check leaves no directory; the detached supervisor, which holds the run's lock
-from before the directory can be seen.
-Never: waits for the run to get going; readers of the directory see that.
-Promise: one key starts one run, and the policy's cap on runs at once holds, however many processes start at the same
-time: from looking at the runs that there are until the new one can be seen, one of them goes on.
+The detached supervisor holds the run's lock from before the directory can be seen. One key starts one run, and the
+policy's cap on runs at once holds, however many processes start at the same time: from looking at the runs that there
+are until the new one can be seen, one of them goes on.
 """
 
 from __future__ import annotations
@@ -67,10 +65,8 @@ def config_text(
 ) -> str:
     """config.yaml of a run; before its supervisor has ports, with the default ones.
 
-    Args:
-        api_url: of the trajectory server, with its login; None: as the state has it.
-        api_key: of the service.
-        folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
+    `api_url` is the trajectory server's, with its login; `folder` is where the run's files lie, while that is not
+    `path` yet.
     """
     config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.

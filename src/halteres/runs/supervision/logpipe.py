@@ -45,21 +45,12 @@ def spawn(
     variables: Mapping[str, str] = MappingProxyType({}),
     answer: IO[bytes] | None = None,
 ) -> Child:
-    """Start a command with its output in `log`.
+    """Start a command whose output is appended to `log`; OSError where that cannot be.
 
     Args:
-        command: program and arguments.
-        log: appended to, without secrets.
-        folder: where it runs.
-        lifeline: it ends with this.
-        descriptors: handed down besides.
         keys: names of the secret variables of ours that it may have.
-        variables: what it gets besides.
         answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
             that open, and its exit from being known.
-
-    Raises:
-        OSError: there is no such program, no process can be made, or the log cannot be opened.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,8 +1,7 @@
 """The supervisor of one run: `python -m halteres.runs.supervision.supervisor DIR`.
 
-Owns: the process: lock, signals, and how the run's end is written (weights, results.json, STATUS.md, plot.png, and last
-the state).
-Never: decides what happens in between (`controller`); fails a run because of a picture.
+It takes the lock, obeys signals, and writes the run's end: weights, results.json, STATUS.md, plot.png, and last the
+state. What happens in between the controller decides.
 """
 
 from __future__ import annotations
