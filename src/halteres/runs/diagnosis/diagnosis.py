@@ -15,8 +15,8 @@ from halteres.files import tail
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.process import is_stopped
-from halteres.runs.diagnosis.case import CEILING, Case, Excursion, Finding, History, number
 from halteres.runs.diagnosis.rules import RULES, no_variance
+from halteres.runs.diagnosis.run_facts import CEILING, Debounce, Finding, History, RunFacts, number
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState
@@ -44,13 +44,13 @@ LASTING_S, LEAST_CALLS = 15.0, 3
 class Diagnosis:
     """Takes in what the roles write, and says what is wrong."""
 
-    def __init__(self, case: Case) -> None:
-        self._case, self._history = case, History()
-        self._rules = tuple((rule, rule.excursion()) for rule in RULES)
+    def __init__(self, run: RunFacts) -> None:
+        self._run, self._history = run, History()
+        self._rules = tuple((rule, rule.debounce()) for rule in RULES)
         self._step = 0
-        self._refused_calls = RefusedCalls(case)
+        self._refused_calls = RefusedCalls(run)
         self.has_trained = False  # a step of this run is done
-        self.stalls = StallDetector(case)
+        self.stalls = StallDetector(run)
 
     def remember(self, rows: Iterable[Row]) -> None:
         """Rows of the run that this one goes on from: they count, and nothing is said of them."""
@@ -68,7 +68,7 @@ class Diagnosis:
             self._step, self.has_trained = step, True
             self.stalls.step(row)
         found = [
-            (rule.name, excursion.found(rule.look(self._case, self._history, row))) for rule, excursion in self._rules
+            (rule.name, debounce.found(rule.look(self._run, self._history, row))) for rule, debounce in self._rules
         ]
         return [_alert(name, step, finding) for name, finding in found if finding]
 
@@ -85,22 +85,22 @@ class Diagnosis:
         )
 
     def _remedy(self, rule: str, event: Mapping[str, Any], resumable: bool) -> Remedy:
-        case = self._case
+        run = self._run
         if rule == no_variance.name:
             # Groups of equal scores that the environment drops are in no batch: its own share correct tells why.
             share = number(dict(event), "percent_correct")
             if share is not None and share >= CEILING:
-                return Remedy((case.stop(), case.results()))
+                return Remedy((run.stop(), run.results()))
             if share == 0.0 and self._step > 0:  # before the first batch there are no rollouts to read
-                return case.unscored()
-            return Remedy(case.go_on_with(case.larger_groups()))
+                return run.unscored()
+            return Remedy(run.go_on_with(run.larger_groups()))
         if rule == "temperature":
-            return Remedy(case.go_on_with({"env.temperature": 1.0}))
+            return Remedy(run.go_on_with({"env.temperature": 1.0}))
         if rule == "own_advantages":
-            return Remedy(case.go_on_with({"trainer.advantage": "environment"}))
+            return Remedy(run.go_on_with({"trainer.advantage": "environment"}))
         if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
-            return Remedy((case.resume(case.slower()) if resumable else case.begin_anew(case.slower()),))
-        return Remedy((case.logs("env"),))
+            return Remedy((run.resume(run.slower()) if resumable else run.begin_anew(run.slower()),))
+        return Remedy((run.logs("env"),))
 
     def look(self, processes: Mapping[str, Mapping[str, Any]], *, training: bool) -> Alert | None:
         """With every heartbeat: does anything still happen?"""
@@ -120,12 +120,12 @@ def _alert(rule: str, step: int, finding: Finding) -> Alert:
 class StallDetector:
     """Finds that nothing happens any more, or that a process is stopped (SIGSTOP); looks with every heartbeat."""
 
-    def __init__(self, case: Case, clock: Callable[[], float] = time.monotonic) -> None:
-        self._case, self._clock = case, clock
+    def __init__(self, run: RunFacts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
         self._last = clock()
         self._seconds: deque[float] = deque(maxlen=8)
         # Twice: the first look after our own sleep (SIGSTOP, a closed laptop) comes before the rows of meanwhile.
-        self._overdue, self._stopped = Excursion(2, calm=1), Excursion(2, calm=1)
+        self._overdue, self._stopped = Debounce(2, calm=1), Debounce(2, calm=1)
 
     def begin(self) -> None:
         """From here on steps can come."""
@@ -148,7 +148,7 @@ class StallDetector:
             named = ", ".join(f"{role} (process {pid})" for role, pid in stopped.items())
             return Finding(
                 evidence=f"Stopped by a signal (SIGSTOP), neither running nor ended: {named}.",
-                remedy=Remedy(self._case.go_on_with({}), f"or let it go on: kill -CONT {' '.join(stopped.values())}"),
+                remedy=Remedy(self._run.go_on_with({}), f"or let it go on: kill -CONT {' '.join(stopped.values())}"),
             )
         passed_s = self._clock() - self._last
         limit_s = max(LEAST_S, OVERDUE_STEPS * median(self._seconds)) if self._seconds else FIRST_STEP_S
@@ -157,7 +157,7 @@ class StallDetector:
         usual = f"a step takes {median(self._seconds):.2g} s" if self._seconds else "the first step is awaited"
         return Finding(
             evidence=f"No step was done for {passed_s:.0f} s; {usual}.",
-            remedy=Remedy((self._case.logs("trainer"), self._case.logs("env"), *self._case.go_on_with({}))),
+            remedy=Remedy((self._run.logs("trainer"), self._run.logs("env"), *self._run.go_on_with({}))),
         )
 
 
@@ -236,8 +236,8 @@ class Calls:
 class RefusedCalls:
     """Finds, before the first batch, that nothing which the environment asks of a server is answered."""
 
-    def __init__(self, case: Case, clock: Callable[[], float] = time.monotonic) -> None:
-        self._case, self._clock = case, clock
+    def __init__(self, run: RunFacts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
         self._since: dict[Server, float] = {}
         self._reported: set[Server] = set()
 
@@ -260,7 +260,7 @@ class RefusedCalls:
 
     def _remedy(self, status: int) -> Remedy:
         if status >= 500:
-            return Remedy((self._case.logs("service"),), "the server itself failed.")
+            return Remedy((self._run.logs("service"),), "the server itself failed.")
         words = "first change what these words name: a setting, or what the request asks for."
         if status in (401, 403):
             words = "first see that the key which it sends (openai.api_key) is one of this server's."
@@ -268,4 +268,4 @@ class RefusedCalls:
             words = "first let it call openai.base_url of its config as it is, with that model_name."
         elif status == 0:
             words = "first see that the groups which the environment makes hold what is asked of them."
-        return Remedy((self._case.stop(), self._case.begin_anew({})), words)
+        return Remedy((self._run.stop(), self._run.begin_anew({})), words)

@@ -15,10 +15,10 @@ from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
 from halteres.rewards.panel import PROXY, divergences, transfers
-from halteres.runs.diagnosis.case import CEILING, Case, Excursion, Finding, History, number, trend
+from halteres.runs.diagnosis.run_facts import CEILING, Debounce, Finding, History, RunFacts, number, trend
 from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
 
-Look = Callable[[Case, History, Row], Finding | None]
+Look = Callable[[RunFacts, History, Row], Finding | None]
 """What a row shows, whether it is wrong or not; None: the row is none of the rule's business."""
 
 
@@ -31,9 +31,9 @@ class Rule:
     steps: int  # rows in a row, of those that it looks at, in which it must hold
     calm: int | None  # ... in which it must be over before it is reported again; None: as many
 
-    def excursion(self) -> Excursion:
+    def debounce(self) -> Debounce:
         """For one run: that what lasts is reported once."""
-        return Excursion(self.steps, self.calm)
+        return Debounce(self.steps, self.calm)
 
 
 def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
@@ -48,7 +48,7 @@ SILENT = 0.95
 
 
 @rule("no_reward_variance", steps=5)
-def no_variance(case: Case, history: History, row: Row) -> Finding | None:
+def no_variance(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Nearly all groups have equal scores, step after step: there is no gradient.
 
     Nearly all, so that one lucky group of many does not hide it; at the ceiling of arithmetic .69 to 1.00 of the groups
@@ -66,19 +66,19 @@ def no_variance(case: Case, history: History, row: Row) -> Finding | None:
             f"Rewards are at their ceiling ({mean:.3g} of {history.highest:.3g}): all answers of nearly every group "
             f"were equally good in {no_variance.steps} steps in a row. Nothing is left to learn."
         )
-        remedy = Remedy((case.stop("after_step"), case.results()), "only harder tasks would teach more.")
+        remedy = Remedy((run.stop("after_step"), run.results()), "only harder tasks would teach more.")
     elif history.collapsed:
-        remedy = case.spoilt(history.best)
+        remedy = run.spoilt(history.best)
     elif silent >= 1.0 and mean <= history.lowest:
-        remedy = case.unscored()
+        remedy = run.unscored()
     else:
         words = "or make the tasks easier. How near the best answers are:"
-        remedy = Remedy(case.go_on_with(case.larger_groups()), words, (case.rollouts("best"),))
+        remedy = Remedy(run.go_on_with(run.larger_groups()), words, (run.rollouts("best"),))
     return Finding(evidence=evidence, remedy=remedy, holds=silent >= SILENT, is_over=silent < 0.8)
 
 
 @rule("reward_flat", steps=5, calm=20)
-def not_rising(case: Case, history: History, row: Row) -> Finding | None:
+def not_rising(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Rewards surely do not rise, or fall, below their ceiling.
 
     Flat: the line through the last 30 to 40 steps rises by less than a tenth of what the scale has left, even with two
@@ -102,18 +102,18 @@ def not_rising(case: Case, history: History, row: Row) -> Finding | None:
     has_variance = (number(row, "groups/without_signal") or 0.0) < SILENT  # else that rule reports it
     went = f"Over {len(over)} steps the mean reward went from {middle - rise / 2:.3g} to {middle + rise / 2:.3g}"
     if falls:
-        slower = Remedy(case.go_on_with(case.slower()), "a smaller learning rate.")
-        evidence, remedy = f"{went}: it falls.", case.spoilt(history.best) if history.collapsed else slower
+        slower = Remedy(run.go_on_with(run.slower()), "a smaller learning rate.")
+        evidence, remedy = f"{went}: it falls.", run.spoilt(history.best) if history.collapsed else slower
     else:
         evidence = f"{went}, and is not at its ceiling ({history.highest:.3g})."
-        words, faster = "if those are honest tries at the task:", case.go_on_with(case.rate_times(2))
-        remedy = Remedy((case.rollouts("worst"),), words, faster)
+        words, faster = "if those are honest tries at the task:", run.go_on_with(run.rate_times(2))
+        remedy = Remedy((run.rollouts("worst"),), words, faster)
     holds = (falls or is_flat) and has_variance and not history.at_ceiling(fmean(newest))
     return Finding(evidence=evidence, remedy=remedy, holds=holds)
 
 
 @rule("entropy_collapse", steps=5)
-def entropy_collapse(case: Case, history: History, row: Row) -> Finding | None:
+def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The policy answers the same again and again, though its rewards are not at their ceiling.
 
     Below a tenth of the median of the first three steps. Arithmetic goes from .15 nats per token to .001 to .009, which
@@ -127,7 +127,7 @@ def entropy_collapse(case: Case, history: History, row: Row) -> Finding | None:
         evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it began with "
         f"({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
         remedy=Remedy(
-            (case.stop(), case.begin_anew({**case.slower(), **case.larger_groups()})),
+            (run.stop(), run.begin_anew({**run.slower(), **run.larger_groups()})),
             "lost entropy does not come back.",
         ),
         holds=entropy < 0.1 * before and not history.at_ceiling(mean),
@@ -183,7 +183,7 @@ class _Stretch:
 
 
 @rule("reward_hacking", steps=2)
-def hacking(case: Case, history: History, row: Row) -> Finding | None:
+def hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks learnt by heart.
 
     They are worse than at the best evaluation so far, or left behind since the first one, at two evaluations in a row;
@@ -197,7 +197,7 @@ def hacking(case: Case, history: History, row: Row) -> Finding | None:
     rows = [row for row in history.evaluations if number(row, CORRECT) is not None]
     if number(row, CORRECT) is None or not history.means:
         return None
-    *_, now = evaluations = [evaluation(case.folder, row, case.success_threshold) for row in rows]
+    *_, now = evaluations = [evaluation(run.folder, row, run.success_threshold) for row in rows]
     earlier = [one for one in evaluations if one.step < now.step]
     if not earlier:
         return None
@@ -220,14 +220,14 @@ def hacking(case: Case, history: History, row: Row) -> Finding | None:
     words = "see what scores high and is wrong, mend the scorer, then"
     return Finding(
         evidence=str(from_best if is_worse else from_first),
-        remedy=Remedy((case.stop(), case.rollouts("best")), words, (case.begin_anew({}),)),
+        remedy=Remedy((run.stop(), run.rollouts("best")), words, (run.begin_anew({}),)),
         holds=is_worse or from_first.is_left_behind(confidence(0.01)),
         at_once=from_best.is_worse(confidence(0.002)),
     )
 
 
 @rule("panel_disagrees")
-def panel_disagrees(case: Case, history: History, row: Row) -> Finding | None:
+def panel_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Most of what the trained reward has gained on held-out answers does not show in the panel; or a rubric's criteria
     of presence rise while those of correctness fall. Compared with the first evaluation, by the worst member."""
     base = next((row for row in history.evaluations if number(row, f"eval/{PROXY}") is not None), row)
@@ -249,7 +249,7 @@ def panel_disagrees(case: Case, history: History, row: Row) -> Finding | None:
             f"by {-found.correctness:.2g}."
         )
     words = "see what the reward pays for and the panel does not; then mend `rewards` and start again from an earlier"
-    remedy = Remedy((case.stop(), case.rollouts("best")), f"{words} checkpoint.")
+    remedy = Remedy((run.stop(), run.rollouts("best")), f"{words} checkpoint.")
     return Finding(evidence=evidence, remedy=remedy, holds=bool(low or diverging))
 
 
@@ -257,9 +257,9 @@ def panel_disagrees(case: Case, history: History, row: Row) -> Finding | None:
 # several steps in a row: one batch is small, and an alarm may end a run.
 
 
-def _see_what_pays(case: Case, fix: str) -> Remedy:
+def _see_what_pays(run: RunFacts, fix: str) -> Remedy:
     words = f"is it the answers that became better? If not, {fix}, and"
-    return Remedy((case.rollouts("best"),), words, (case.stop(),))
+    return Remedy((run.rollouts("best"),), words, (run.stop(),))
 
 
 def _components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
@@ -271,7 +271,7 @@ def _components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]
 
 
 @rule("ensemble_disagrees", steps=3)
-def ensemble_disagrees(case: Case, history: History, row: Row) -> Finding | None:
+def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The members of an ensemble are further apart, on the mean of a batch, than on 95 % of the base model's answers.
 
     The limit is that of the first evaluation. A mean of many answers stays far below their 95 % quantile by chance.
@@ -284,18 +284,18 @@ def ensemble_disagrees(case: Case, history: History, row: Row) -> Finding | None
         return None
     worst = max(apart, key=lambda name: apart[name] - limits[name])
     fix = "let the ensemble count its worst member (combination: min)"
-    if any(spec.name == worst and spec.combination == "min" for spec in reward_specs(case.env)):
+    if any(spec.name == worst and spec.combination == "min" for spec in reward_specs(run.env)):
         fix = "train its members on answers like these"
     return Finding(
         evidence=f"The members of '{worst}' are {apart[worst]:.2g} apart, {ensemble_disagrees.steps} steps in a row "
         f"above {limits[worst]:.2g}, the 95 % quantile of the base model's answers.",
-        remedy=_see_what_pays(case, fix),
+        remedy=_see_what_pays(run, fix),
         holds=apart[worst] > limits[worst],
     )
 
 
 @rule("scores_out_of_range", steps=3)
-def scores_out_of_range(case: Case, history: History, row: Row) -> Finding | None:
+def scores_out_of_range(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Many scores of a reward model are beyond every one that it was calibrated on.
 
     Of n pairs like the answers, about 1 in n scores is; a fifth is of another kind, whatever the pairs were.
@@ -306,14 +306,14 @@ def scores_out_of_range(case: Case, history: History, row: Row) -> Finding | Non
     return Finding(
         evidence=f"{share:.0%} of the scores of '{model}' are lower or higher than any that it was calibrated on, more "
         f"than 20% in {scores_out_of_range.steps} steps in a row.",
-        remedy=_see_what_pays(case, f"train or calibrate '{model}' on answers like these"),
+        remedy=_see_what_pays(run, f"train or calibrate '{model}' on answers like these"),
         holds=share > 0.2,
         is_over=share < 0.1,
     )
 
 
 @rule("reward_follows_length", steps=8)
-def reward_follows_length(case: Case, history: History, row: Row) -> Finding | None:
+def reward_follows_length(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Within a group, longer answers score higher, and answers are more than twice as long as they were at first.
 
     Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, so
@@ -323,7 +323,7 @@ def reward_follows_length(case: Case, history: History, row: Row) -> Finding | N
     group of two with .5 and .004.
     """
     tokens, count = number(row, "tokens/action"), number(row, "sequences/count")
-    if not tokens or not count or not is_learned(case.env):
+    if not tokens or not count or not is_learned(run.env):
         return None
     if (before := history.at_first("length", tokens / count)) is None:
         return None
@@ -331,28 +331,28 @@ def reward_follows_length(case: Case, history: History, row: Row) -> Finding | N
     return Finding(
         evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group), and they are "
         f"{longer:.2g} times as long as at first, {reward_follows_length.steps} steps in a row.",
-        remedy=_see_what_pays(case, "where length is not what is wanted, take it off with a reward function"),
+        remedy=_see_what_pays(run, "where length is not what is wanted, take it off with a reward function"),
         holds=follows > 0.5 and longer > 2.0,
     )
 
 
 @rule("kl_over_budget", steps=3)
-def kl_over_budget(case: Case, history: History, row: Row) -> Finding | None:
+def kl_over_budget(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The policy is further from its reference than `trainer.kl_budget` allows."""
-    apart, budget = number(row, "policy/kl_reference"), case.trainer.kl_budget
+    apart, budget = number(row, "policy/kl_reference"), run.trainer.kl_budget
     if apart is None or budget is None:
         return None
-    stronger = case.go_on_with({"trainer.kl_coef": float(f"{2 * case.trainer.kl_coef:.3g}")})
+    stronger = run.go_on_with({"trainer.kl_coef": float(f"{2 * run.trainer.kl_coef:.3g}")})
     return Finding(
         evidence=f"The policy is {apart:.2g} nats per token from its reference, {kl_over_budget.steps} steps in a row "
         f"above trainer.kl_budget ({budget:g}).",
-        remedy=Remedy(stronger, "twice the penalty. Earlier checkpoints:", (case.results(),)),
+        remedy=Remedy(stronger, "twice the penalty. Earlier checkpoints:", (run.results(),)),
         holds=apart > budget,
     )
 
 
 @rule("judge_fails", steps=3)
-def judge_fails(case: Case, history: History, row: Row) -> Finding | None:
+def judge_fails(run: RunFacts, history: History, row: Row) -> Finding | None:
     """A judge gives no grade to many of the answers that it is asked about: they go unscored, by no choice of ours.
 
     What it was not asked for want of budget does not count.
@@ -370,7 +370,7 @@ def judge_fails(case: Case, history: History, row: Row) -> Finding | None:
     return Finding(
         evidence=f"The judge of '{worst}' failed, or could not be read, for {shares[worst]:.0%} of the questions, more "
         f"than 20% in {judge_fails.steps} steps in a row.",
-        remedy=Remedy((case.logs("env"),), words),
+        remedy=Remedy((run.logs("env"),), words),
         holds=shares[worst] > 0.2,
         is_over=shares[worst] < 0.1,
     )
@@ -380,25 +380,25 @@ def judge_fails(case: Case, history: History, row: Row) -> Finding | None:
 
 
 @rule("truncation", steps=3)
-def truncation(case: Case, history: History, row: Row) -> Finding | None:
+def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Many answers hit the token limit: their ends, and with them most rewards, are cut off. Arithmetic: none."""
     share = number(row, "train/truncated")
     if share is None:
         return None
-    limits = {name: case.number(name) for name in ("max_new_tokens", "max_token_length")}
+    limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
     named = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
-    longer = Remedy(case.go_on_with(case.longer_answers()), "or ask for short answers in the prompt.")
+    longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
         evidence=f"{share:.0%} of the answers were cut off by the token limit{f' ({named})' if named else ''}, and "
         f"more than 30% in {truncation.steps} steps in a row.",
-        remedy=case.spoilt(history.best) if history.collapsed else longer,
+        remedy=run.spoilt(history.best) if history.collapsed else longer,
         holds=share > 0.3,
         is_over=share < 0.2,
     )
 
 
 @rule("logprob_drift")
-def logprob_drift(case: Case, history: History, row: Row) -> Finding | None:
+def logprob_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Sampler and trainer no longer compute the same function: on tokens of one policy version they must agree.
 
     The bound is for fp32, on the 99.9th percentile (`halteres.training.agreement`); the built-in model differs by 0.
@@ -410,13 +410,13 @@ def logprob_drift(case: Case, history: History, row: Row) -> Finding | None:
     return Finding(
         evidence=f"The 99.9th percentile of |sampler - trainer| log-probability is {apart:.1e} (alarm above "
         f"{most:.0e}), on tokens of the same policy version.",
-        remedy=Remedy((case.logs("engine"),), words),
+        remedy=Remedy((run.logs("engine"),), words),
         holds=apart > most,
     )
 
 
 @rule("kl_drift", steps=3)
-def kl_drift(case: Case, history: History, row: Row) -> Finding | None:
+def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     """What is trained on was sampled by a policy too far from the present one, all tokens counted.
 
     Nats per token. Trust regions of PPO's kind keep an update to about .01 to .02; at `max_staleness` 0 it is 0.
@@ -424,12 +424,12 @@ def kl_drift(case: Case, history: History, row: Row) -> Finding | None:
     apart, most = number(row, "logprobs/diff"), 0.05
     if apart is None:
         return None
-    staleness, oldest = case.trainer.max_staleness, number(row, "policy/staleness_max") or 0.0
+    staleness, oldest = run.trainer.max_staleness, number(row, "policy/staleness_max") or 0.0
     fresher = {"trainer.max_staleness": staleness // 2} if staleness else {}
     return Finding(
         evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above {most:g}, {kl_drift.steps} "
         f"steps in a row); the oldest group was {oldest:.0f} policy versions old.",
-        remedy=Remedy(case.go_on_with({**fresher, **case.slower()}), "fresher batches, smaller updates."),
+        remedy=Remedy(run.go_on_with({**fresher, **run.slower()}), "fresher batches, smaller updates."),
         holds=abs(apart) > most,
         is_over=abs(apart) < most / 2,
     )
@@ -449,17 +449,17 @@ def _step_times(row: Row) -> tuple[float, float] | None:
 
 
 @rule("trainer_starved", steps=10)
-def trainer_starved(case: Case, history: History, row: Row) -> Finding | None:
+def trainer_starved(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The trainer waits nearly all the time for batches, and long enough to matter."""
     if (times := _step_times(row)) is None:
         return None
     waited_s, step_s = times
-    workers, groups = case.number("max_num_workers"), case.groups_per_batch
+    workers, groups = run.number("max_num_workers"), run.groups_per_batch
     words = "are answers needlessly long? If they are short, scoring is slow."
-    remedy = Remedy((case.rollouts("worst"),), words)
+    remedy = Remedy((run.rollouts("worst"),), words)
     if workers and groups and workers < groups:
         words = f"{workers} groups at a time do not fill a batch of {groups}."
-        remedy = Remedy(case.go_on_with({"env.max_num_workers": groups}), words)
+        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), words)
     return Finding(
         evidence=f"In {trainer_starved.steps} steps in a row the trainer waited {waited_s / step_s:.0%} of the time "
         f"for its batch ({waited_s:.1f} of {step_s:.1f} s).",
@@ -469,12 +469,12 @@ def trainer_starved(case: Case, history: History, row: Row) -> Finding | None:
 
 
 @rule("env_idle", steps=10)
-def environment_idle(case: Case, history: History, row: Row) -> Finding | None:
+def environment_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The environment waits nearly all the time for the trainer, and long enough to matter."""
     if (times := _step_times(row)) is None:
         return None
     idle_s, step_s = times[1] - times[0], times[1]
-    calls = case.go_on_with({"trainer.max_staleness": case.trainer.max_staleness + 1})
+    calls = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
     return Finding(
         evidence=f"In {environment_idle.steps} steps in a row the environment waited {idle_s / step_s:.0%} of the time "
         f"for the trainer ({idle_s:.1f} of {step_s:.1f} s).",
@@ -484,16 +484,16 @@ def environment_idle(case: Case, history: History, row: Row) -> Finding | None:
 
 
 @rule("env_ahead", steps=3)
-def environment_ahead(case: Case, history: History, row: Row) -> Finding | None:
+def environment_ahead(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The environment makes far more than is taken: groups are set aside as too old."""
     sent, lost = number(row, "groups/sent"), number(row, "groups/set_aside") or 0.0
     if not sent:
         return None
-    workers, groups = case.number("max_num_workers"), case.groups_per_batch
-    older = case.go_on_with({"trainer.max_staleness": case.trainer.max_staleness + 1})
+    workers, groups = run.number("max_num_workers"), run.groups_per_batch
+    older = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
     remedy = Remedy(older, "groups may be older.")
     if groups and (workers is None or workers > groups):
-        remedy = Remedy(case.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once.")
+        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once.")
     return Finding(
         evidence=f"{lost:.0f} of {sent:.0f} groups were set aside by the trajectory server, most likely as too old, "
         f"and at least 30% in {environment_ahead.steps} steps in a row: they were sampled in vain.",
@@ -504,7 +504,7 @@ def environment_ahead(case: Case, history: History, row: Row) -> Finding | None:
 
 
 @rule("scorer_slow", steps=3)
-def scorer_slow(case: Case, history: History, row: Row) -> Finding | None:
+def scorer_slow(run: RunFacts, history: History, row: Row) -> Finding | None:
     """One of the `rewards` takes most of the time that a group takes, and long enough to matter."""
     group_s = number(row, "rollouts/group_s")
     if not group_s:
@@ -514,32 +514,32 @@ def scorer_slow(case: Case, history: History, row: Row) -> Finding | None:
     return Finding(
         evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, in {scorer_slow.steps} "
         "steps in a row.",
-        remedy=Remedy((case.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"),
+        remedy=Remedy((run.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"),
         holds=taken_s >= 1.0 and taken_s > 0.5 * group_s,
     )
 
 
 @rule("eval_tasks_failed")
-def held_out_failed(case: Case, history: History, row: Row) -> Finding | None:
+def held_out_failed(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Many held-out tasks failed: an evaluation's figures are of the others alone."""
     failed, rest = number(row, "eval/num_failed"), number(row, "eval/num_tasks")
     if failed is None or rest is None:
         return None
     return Finding(
         evidence=f"{failed:.0f} of {failed + rest:.0f} held-out tasks failed; the figures are of the other {rest:.0f}.",
-        remedy=Remedy((case.logs("eval"),), "it says why each of them failed."),
+        remedy=Remedy((run.logs("eval"),), "it says why each of them failed."),
         holds=failed > 0.1 * (failed + rest),
     )
 
 
 @rule("nan_loss")
-def loss_not_finite(case: Case, history: History, row: Row) -> Finding | None:
+def loss_not_finite(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The loss of a step that was not skipped is NaN or infinite: metrics.jsonl has null for both."""
     if "train/loss" not in row:
         return None
     return Finding(
         evidence="The loss is no finite number: the adapter is spoilt from here on.",
-        remedy=Remedy(case.go_on_with(case.slower()), "half the learning rate."),
+        remedy=Remedy(run.go_on_with(run.slower()), "half the learning rate."),
         holds=row["train/loss"] is None and number(row, "train/skipped") == 0.0,
     )
 

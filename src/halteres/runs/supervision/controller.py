@@ -27,9 +27,9 @@ from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail
 from halteres.process import GRACE_S, Lifeline, alive
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
-from halteres.runs.diagnosis.case import Case, number
 from halteres.runs.diagnosis.diagnosis import Calls
 from halteres.runs.diagnosis.rules import DRIFT
+from halteres.runs.diagnosis.run_facts import RunFacts, number
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
@@ -244,7 +244,7 @@ class RunController:
             only_end_is_left = writer.state.step >= writer.state.total_steps  # it is evaluated, if need be again
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
-        self.diagnosis = Diagnosis(Case.of(self.run, writer.state.environment))
+        self.diagnosis = Diagnosis(RunFacts.of(self.run, writer.state.environment))
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
         self._events, self._metrics = (Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
         self._events.fresh()

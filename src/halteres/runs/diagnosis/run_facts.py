@@ -1,4 +1,4 @@
-"""What the rules are made from: a run's settings and the calls that mend it, findings, excursions, its history."""
+"""What the rules are made from: a run's settings and the calls that mend it, its history, findings, and their debounce."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RunFacts:
     """One run under observation: its settings, and the calls that an agent can make about it."""
 
     run_id: str
@@ -32,7 +32,7 @@ class Case:
     success_threshold: float = 0.0  # a score above it is a success
 
     @classmethod
-    def of(cls, run: RunDirectory, environment: str) -> Case:
+    def of(cls, run: RunDirectory, environment: str) -> RunFacts:
         """Read it from the run's files."""
         settings = run.settings()
         return cls(
@@ -131,7 +131,7 @@ class Finding:
     at_once: bool = False  # it is so certain that once is enough
 
 
-class Excursion:
+class Debounce:
     """A condition is reported once it has held so many times in a row, and again only after it was clearly over.
 
     Args:
