@@ -27,12 +27,12 @@ from machine import machine
 
 from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis import rules
-from halteres.runs.diagnosis.case import Case, History
 from halteres.runs.diagnosis.rules import Rule, hacking, not_rising
+from halteres.runs.diagnosis.run_facts import History, RunFacts
 from halteres.runs.reading.evaluations import CORRECT, Difference, Evaluation, Pair, differences, paired
 
 RESULTS = Path(__file__).parent / "results" / "alerts.json"
-CASE = Case(run_id="simulated", environment="e", trainer=TrainerSettings())
+CASE = RunFacts(run_id="simulated", environment="e", trainer=TrainerSettings())
 GROUP, SAMPLES, EVERY, EXAMS, STEPS = 16, 4, 5, 20, 100
 
 Row = dict[str, Any]
@@ -130,10 +130,10 @@ def examined(
 
 def told_at(rule: Rule, rows: Iterator[Row]) -> int | None:
     """Step of the first alert."""
-    history, excursion = History(), rule.excursion()
+    history, debounce = History(), rule.debounce()
     for row in rows:
         history.see(row)
-        if excursion.found(rule.look(CASE, history, row)):
+        if debounce.found(rule.look(CASE, history, row)):
             return row["step"]
     return None
 
