@@ -1,4 +1,4 @@
-"""What the rules are made from: a run's settings and the calls that mend it, its history, findings, and their debounce."""
+"""What the rules are made from: a run's settings and the calls that mend it, its history, findings, debouncing."""
 
 from __future__ import annotations
 
