@@ -26,16 +26,13 @@ import numpy as np
 from machine import machine
 
 from halteres.config.settings import TrainerSettings
-from halteres.runs.diagnosis import hacking
-from halteres.runs.diagnosis.case import Case
-from halteres.runs.diagnosis.excursion import Rewards, Rule
-from halteres.runs.diagnosis.hacking import Hacking
-from halteres.runs.diagnosis.learning import NotRising
-from halteres.runs.reading.evaluations import CORRECT, Evaluation, differences
-from halteres.runs.reading.intervals import Difference, Pair, paired
+from halteres.runs.diagnosis import rules
+from halteres.runs.diagnosis.rules import Rule, hacking, not_rising
+from halteres.runs.diagnosis.run_facts import History, RunFacts
+from halteres.runs.reading.evaluations import CORRECT, Difference, Evaluation, Pair, differences, paired
 
 RESULTS = Path(__file__).parent / "results" / "alerts.json"
-CASE = Case(run_id="simulated", environment="e", trainer=TrainerSettings())
+CASE = RunFacts(run_id="simulated", environment="e", trainer=TrainerSettings())
 GROUP, SAMPLES, EVERY, EXAMS, STEPS = 16, 4, 5, 20, 100
 
 Row = dict[str, Any]
@@ -131,12 +128,12 @@ def examined(
         yield {"step": step, CORRECT: float(found.mean()), f"{CORRECT}_stderr": error}
 
 
-def told_at(rule: Rule, rewards: Rewards, rows: Iterator[Row]) -> int | None:
+def told_at(rule: Rule, rows: Iterator[Row]) -> int | None:
     """Step of the first alert."""
+    history, debounce = History(), rule.debounce()
     for row in rows:
-        if "reward/mean" in row:
-            rewards.see(row)
-        if rule.observe(row):
+        history.see(row)
+        if debounce.found(rule.look(CASE, history, row)):
             return row["step"]
     return None
 
@@ -149,14 +146,12 @@ def one_hacking(rng: np.random.Generator, kind: Kind, size: int, tasks: str, com
         both = zip(shares[before.step].tolist(), shares[after.step].tolist(), strict=True)
         return {CORRECT: paired([Pair(before=first, after=second) for first, second in both], 1.0, confidence)}
 
-    rewards = Rewards()
-    with mock.patch.object(hacking, "differences", by_task if compared == "paired" else differences):
-        return told_at(Hacking(CASE, rewards), rewards, examined(rng, kind, size, tasks, shares))
+    with mock.patch.object(rules, "differences", by_task if compared == "paired" else differences):
+        return told_at(hacking, examined(rng, kind, size, tasks, shares))
 
 
 def one_flat(rng: np.random.Generator, kind: Kind, size: int, tasks: str) -> int | None:
-    rewards = Rewards()
-    return told_at(NotRising(CASE, rewards), rewards, batches(rng, kind, size, tasks))
+    return told_at(not_rising, batches(rng, kind, size, tasks))
 
 
 def figure(
@@ -170,7 +165,7 @@ def figure(
         steps = [one_flat(rng, kind, size, tasks) for _ in range(runs)]
     told = [step for step in steps if step is not None]
     return Figure(
-        rule=Hacking.name if kind.held_out else NotRising.name,
+        rule=hacking.name if kind.held_out else not_rising.name,
         run=kind.name,
         size=size,
         tasks=tasks,

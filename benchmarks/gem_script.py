@@ -126,7 +126,7 @@ def prepare(options: argparse.Namespace) -> None:
 def both(seed: int, options: argparse.Namespace) -> list[tuple[Result, Rows]]:
     """The script's training and ours; ours comes second, for it is given the script's number of turns."""
     from halteres.runs.directory import find_run
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     folder = options.home / f"script-{seed}"
     folder.mkdir(parents=True)
@@ -178,7 +178,7 @@ def both(seed: int, options: argparse.Namespace) -> list[tuple[Result, Rows]]:
 
 def run_script(seed: int, folder: Path, options: argparse.Namespace) -> tuple[Rows, dict[str, float]]:
     """What the script printed of each step, and what it and its service took: they are our only children meanwhile."""
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     assignments = {
         "model_name": NAME,

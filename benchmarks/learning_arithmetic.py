@@ -137,7 +137,7 @@ def train_and_evaluate(seed: int, options: argparse.Namespace) -> tuple[Result, 
 
 def evaluate(run: Any, tasks: int, samples: int) -> tuple[Score, Score]:
     """The run's first and last checkpoint, by a service on the run's own state."""
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
     with served(run.state().base_model, run) as service:

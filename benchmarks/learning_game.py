@@ -136,7 +136,7 @@ def train(estimator: str, seed: int, options: argparse.Namespace) -> tuple[Resul
 
 def evaluate(run: Any, tasks: int) -> list[dict[str, float]]:
     """The held-out figures of the run's first and last weights, by a service on the run's own state."""
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
     with served(run.state().base_model, run) as server:

@@ -108,7 +108,7 @@ def join(run: Any, game: str, seed: int) -> subprocess.Popen[bytes]:
 def evaluated(run: Any, environment: str) -> dict[str, float]:
     """Held-out success at temperature 1 before and after."""
     from halteres.config.program import find_program
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     program = find_program(environment)
     variant = [f"--env.{name}={value}" for name, value in program.variant_setting.items()]

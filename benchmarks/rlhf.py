@@ -135,7 +135,7 @@ def reward_models(seed: int, options: argparse.Namespace) -> dict[str, dict[str,
 def answered(seed: int, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Problem -> eight answers of the base model at temperature 1, each with its score and number of tokens."""
     from halteres.config.discovery import find_environment
-    from halteres.runs.served import served
+    from halteres.runs.servers import served
 
     file = options.home / f"answers-{seed}.jsonl"
     model = str(base_of(options))

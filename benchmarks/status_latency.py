@@ -100,14 +100,15 @@ def go_on(path: Path, steps: int) -> None:
     """Make a run one that goes on under this process, until it ends."""
     from msgspec import structs
 
-    from halteres.runs import identity, lock
+    from halteres.process import identity
+    from halteres.runs import lock
     from halteres.runs.state import read_state, write_state
 
     lock.take(path / "lock")  # the kernel frees it
     state = read_state(path / "run.json")
     processes = {role: {**facts, "exit": None, "state": "running"} for role, facts in state.processes.items()}
     changes: dict[str, Any] = {"status": "running", "processes": processes, "ended_at": None}
-    me = identity.identity(os.getpid())
+    me = identity(os.getpid())
     write_state(path / "run.json", structs.replace(state, **changes, supervisor=me, total_steps=2 * steps))
 
 

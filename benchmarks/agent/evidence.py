@@ -25,7 +25,7 @@ from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
 from halteres.runs.measurement import Examination, measure
 from halteres.runs.reading.adapter import newest_policy
-from halteres.runs.served import served
+from halteres.runs.servers import served
 
 ARITHMETIC = BUILTIN_FOLDER / "arithmetic.py"
 HELD_OUT = {"eval_tasks": 128, "eval_samples": 4}

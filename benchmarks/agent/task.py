@@ -146,8 +146,7 @@ def judge(task: Task, place: Place, answer: Answer | None) -> Verdict:
 
 def stop_everything(place: Place) -> None:
     """End what still runs there."""
-    from halteres.runs.directory import active_runs
-    from halteres.runs.stop import stop_run
+    from halteres.runs.directory import active_runs, stop_run
 
     with place.entered():
         for run in active_runs():

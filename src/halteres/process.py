@@ -1,8 +1,8 @@
-"""How every process of ours begins and ends.
+"""How every process of ours begins and ends, how it starts and ends others, and which process a pid means.
 
-Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the process that outlives its maker,
-what descendants leave behind, the ban on torch where nobody but us would import it, thread counts, logging to stderr
-without secrets, the clock by which silence is measured.
+Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that cannot outlive us, the
+process that outlives its maker, what descendants leave behind, the ban on torch where nobody but us would import it,
+thread counts, logging to stderr without secrets, the clock by which silence is measured.
 Never: decides what a process does in between.
 """
 
@@ -17,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -118,6 +120,99 @@ def hold_lifeline(on_end: Callable[[], None] | None = None) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
+class Child:
+    """A process that cannot outlive us, in a group of its own, of which nothing is left once it has ended.
+
+    A thread of its own waits for it, so that threads (`exit.result(seconds)`) and event loops
+    (`await asyncio.wrap_future(child.exit)`) can both wait for its exit code, which is negative for a signal.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        lifeline: Lifeline | None = None,
+        descriptors: Sequence[int] = (),
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        before_exit: Callable[[], object] | None = None,
+    ) -> None:
+        """Start it, as `subprocess.Popen` would; OSError where that cannot be.
+
+        Args:
+            lifeline: it ends with this; None: with one of its own, which ends with us.
+            descriptors: handed down besides.
+            before_exit: called on the thread that waits, once the group has ended and before the exit is known.
+        """
+        line = lifeline or Lifeline.open()
+        self._own_lifeline = None if lifeline else line
+        try:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**environment, "HALTERES_LIFELINE_FD": str(line.read_end)},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(line.read_end, *descriptors),
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        except BaseException:
+            if self._own_lifeline:
+                self._own_lifeline.close()
+            raise
+        self.exit: Future[int] = Future()
+        self.exit.set_running_or_notify_cancel()  # whoever waits for it may be cancelled, it may not
+        self._before_exit, self._is_swept, self._sweeping = before_exit, False, threading.Lock()
+        threading.Thread(target=self._wait, name=f"exit of {self.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its pid, which is also its group's."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.exit.result() if self.exit.done() else None
+
+    def end(self, grace_s: float = GRACE_S) -> int:
+        """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to repeat."""
+        if not self.exit.done():
+            self.process.send_signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                return self.exit.result(grace_s)
+        return self.kill()
+
+    def kill(self) -> int:
+        """SIGKILL for the whole group. Returns the exit code; safe to repeat."""
+        self._sweep()
+        return self.exit.result()
+
+    def _sweep(self) -> None:
+        """Kill the group, or what its leader left of it, once: later the number may be somebody else's."""
+        with self._sweeping:
+            if not self._is_swept:
+                self._is_swept = True
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        try:
+            self._sweep()  # grandchildren survive their parent otherwise
+            if self._own_lifeline:
+                self._own_lifeline.close()
+            if self._before_exit:
+                self._before_exit()
+        finally:
+            self.exit.set_result(code)
+
+
 def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:
     """Start a process that outlives this one: a session of its own, its output in `log`, one descriptor handed down.
 
@@ -168,18 +263,11 @@ def _reap(every_s: float) -> None:
     before = set[int]()
     while True:
         time.sleep(every_s)
-        zombies = {child for child in _children() if _is_zombie(child)}
+        zombies = {child for child in _children() if _stat(child)[0] == "Z"}
         for child in zombies & before:
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
         before = zombies
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"Z")
-    except OSError:
-        return False
 
 
 def end_orphans(within_s: float = GRACE_S) -> None:
@@ -202,6 +290,55 @@ def _children() -> list[int]:
         with suppress(OSError):  # the thread has just ended
             found += map(int, file.read_text().split())
     return found
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which the process began; None where it is gone, a zombie, or there is no /proc."""
+    state, started = _stat(pid)
+    return None if state in ("", "Z", "X") else started
+
+
+def boot_id() -> str | None:
+    """Names this boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """What tells this process from a later one of the same pid: pids are used again."""
+    return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
+
+
+def alive(who: Mapping[str, Any] | None) -> bool:
+    """Whether the process of this identity still runs."""
+    if not who or not who.get("pid"):
+        return False
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(who["pid"], 0)
+        except OSError:
+            return False
+        return True
+    now = start_time(who["pid"])
+    same_boot = who.get("boot_id") in (None, boot_id())
+    return now is not None and same_boot and now == who.get("start_time", now)
+
+
+def is_stopped(who: Mapping[str, Any]) -> bool:
+    """Whether a signal (SIGSTOP) has stopped the process of this identity; False where there is no /proc to tell."""
+    state, started = _stat(who.get("pid"))
+    return state in ("T", "t") and started == who.get("start_time", started)
+
+
+def _stat(pid: int | None) -> tuple[str, int]:
+    """State and start time by /proc; an empty state where it has no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[19])
 
 
 def usable_cores() -> int:

@@ -15,7 +15,7 @@ from runs.scenes import survivors
 
 from halteres.agent.call import call
 from halteres.agent.caller import Caller
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.state import RunState
 
 ENVIRONMENT = str(Path(__file__).with_name("paced_env.py"))
@@ -71,7 +71,7 @@ async def until_gone(state: RunState, within_s: float = 15) -> None:
 
 
 def _left(state: RunState) -> list[str]:
-    return [*survivors(state), *(["supervisor"] if identity.alive(state.supervisor) else [])]
+    return [*survivors(state), *(["supervisor"] if alive(state.supervisor) else [])]
 
 
 async def make_the_call(text: str) -> dict[str, Any]:

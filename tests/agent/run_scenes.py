@@ -18,9 +18,10 @@ from halteres.agent.caller import Caller
 from halteres.config.settings import Settings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
-from halteres.runs import identity, lock
+from halteres.process import identity
+from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState, read_state, write_state
 
 RUN = "3fa9c1d2"
@@ -134,7 +135,7 @@ def supervised(run: RunDirectory, **changes: Any) -> Iterator[RunDirectory]:
 
 
 def me() -> dict[str, Any]:
-    return identity.identity(os.getpid())
+    return identity(os.getpid())
 
 
 _HOMES = itertools.count()

@@ -11,7 +11,7 @@ import pytest
 
 from halteres.observe import plots
 from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.conclusion import conclude
+from halteres.runs.supervision.supervisor import conclude
 
 from .run_scenes import add_alert, change
 from .scenes_results import trained

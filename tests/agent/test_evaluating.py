@@ -14,7 +14,7 @@ from halteres.agent.trial.request import Bench
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading.adapter import weights_of
-from halteres.runs.served import served
+from halteres.runs.servers import served
 
 from .real_runs import told, until
 from .run_scenes import tokens

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from runs.scenes import survivors
 
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.diagnosis import HEARTBEAT_S
 from halteres.runs.directory import RunDirectory, find_run
 
@@ -61,7 +61,7 @@ def end(run: RunDirectory) -> None:
     """Kill what is left of a run."""
     state = run.state()
     for who in (state.supervisor, *state.processes.values()):
-        if who and identity.alive(who):
+        if who and alive(who):
             os.kill(who["pid"], signal.SIGKILL)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.directory import list_runs
 
 from . import control
@@ -138,7 +138,7 @@ def _end_runs() -> None:
     for run in list_runs():
         state = run.state()
         for who in (state.supervisor, *state.processes.values()):
-            if who and identity.alive(who):
+            if who and alive(who):
                 os.kill(who["pid"], signal.SIGKILL)
 
 

@@ -17,7 +17,7 @@ from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.models.shape import FAMILIES, read_shape
-from halteres.runs.starting import footprint, machine
+from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import ModelMissing, own_model
 
 PUBLISHED = {
@@ -78,8 +78,8 @@ def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
 
     assert FAMILIES == COMPUTED
     limits = Limits()
-    assert (limits.pass_tokens, limits.head_elements) == (footprint.PASS_TOKENS, footprint.HEAD_ELEMENTS)
-    assert (limits.decode_rows, limits.cache_bytes) == (footprint.DECODE_ROWS, footprint.CACHE_BYTES)
+    assert (limits.pass_tokens, limits.head_elements) == (machine.PASS_TOKENS, machine.HEAD_ELEMENTS)
+    assert (limits.decode_rows, limits.cache_bytes) == (machine.DECODE_ROWS, machine.CACHE_BYTES)
 
 
 def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(
@@ -111,10 +111,10 @@ def test_the_smallest_model_that_is_here_is_proposed(
 
 def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
     small, large = CATALOGUE["Qwen/Qwen3-0.6B"], CATALOGUE["Qwen/Qwen3-1.7B"]
-    usual = footprint.need(small, TYPICAL)
-    assert footprint.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
-    assert footprint.need(small, replace(TYPICAL, rank=64)).total > usual.total
-    assert footprint.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
+    usual = machine.need(small, TYPICAL)
+    assert machine.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    assert machine.need(small, replace(TYPICAL, rank=64)).total > usual.total
+    assert machine.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
 
 
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:

@@ -18,9 +18,8 @@ from halteres.agent.starting import start_training
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
-from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.directory import RunDirectory, find_run, stop_run
 from halteres.runs.starting import start
-from halteres.runs.stop import stop_run
 
 from .starting_scenes import begun_by_standins, check_of, runs, select, tokens, told
 

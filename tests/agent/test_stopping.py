@@ -13,7 +13,7 @@ import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
 from halteres.agent.watching import stopping
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for run in list_runs():
         supervisor = run.state().supervisor
-        if supervisor and supervisor["pid"] != os.getpid() and identity.alive(supervisor):
+        if supervisor and supervisor["pid"] != os.getpid() and alive(supervisor):
             os.kill(supervisor["pid"], signal.SIGKILL)
 
 

@@ -27,7 +27,7 @@ from halteres.agent.trial.folder import latest_test
 from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.request import DEFAULTS, Order
 from halteres.errors import NotFound
-from halteres.runs import served
+from halteres.runs import servers
 from halteres.runs.servers import Server
 from halteres.text import load_tokenizer
 
@@ -482,7 +482,7 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {loading}\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(served, "ANSWERS_WITHIN_S", 0.1)  # it listens, and answers never
+    monkeypatch.setattr(servers, "ANSWERS_WITHIN_S", 0.1)  # it listens, and answers never
     sitting = asyncio.create_task(tester.Tester(new, wanted).run())
     assert (await asyncio.to_thread(select.select, [reading], [], [], 20))[0], "no service was started"
     pid = int(os.read(reading, 32))

@@ -16,7 +16,7 @@ from halteres.agent.untrusted import RULE, marked
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.conclusion import conclude
+from halteres.runs.supervision.supervisor import conclude
 
 from . import control
 from .faces import FACES, home_of

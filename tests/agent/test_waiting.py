@@ -18,9 +18,8 @@ from halteres.errors import UserError
 from halteres.next_step import Remedy
 from halteres.observe.metrics import append_row
 from halteres.runs import lock
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
-from halteres.runs.stop import stop_run
 
 from .run_scenes import (
     LIVE,

@@ -70,8 +70,8 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         asked.append((path.rpartition("/v1/")[2], body))
         return {"choices": [{"text": "42", "message": {"content": "42"}}]}
 
-    monkeypatch.setattr("halteres.runs.served.served", served)
-    monkeypatch.setattr("halteres.runs.served.post", post)
+    monkeypatch.setattr("halteres.runs.servers.served", served)
+    monkeypatch.setattr("halteres.runs.servers.post", post)
     return asked
 
 
@@ -132,8 +132,8 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
         asked.append(body)
         return {"choices": [{"text": text} for text in ("unclear", "It is 12.", "12")]}
 
-    monkeypatch.setattr("halteres.runs.served.served", served)
-    monkeypatch.setattr("halteres.runs.served.post", post)
+    monkeypatch.setattr("halteres.runs.servers.served", served)
+    monkeypatch.setattr("halteres.runs.servers.post", post)
     opened: list[str] = []
 
     def open_scorer(where: str) -> Longest:

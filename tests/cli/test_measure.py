@@ -134,14 +134,14 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
         asked.append(wanted)
         return {}
 
-    monkeypatch.setattr("halteres.runs.served.served", lambda *_: nullcontext())
+    monkeypatch.setattr("halteres.runs.servers.served", lambda *_: nullcontext())
     monkeypatch.setattr("halteres.runs.measurement.measure", measure)
-    monkeypatch.setattr("halteres.runs.starting.reward_models.examine_reward_models", lambda _: ([], []))
+    monkeypatch.setattr("halteres.runs.starting.preflight.examine_reward_models", lambda _: ([], []))
     monkeypatch.chdir(tmp_path)
     command = ["env", "eval", "arithmetic", "--reward-model", "mine,http://127.0.0.1:1"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert asked == [{"reward_model_path": f"{tmp_path}/mine,http://127.0.0.1:1"}]
     monkeypatch.undo()
-    monkeypatch.setattr("halteres.runs.served.served", lambda *_: pytest.fail("a service was started"))
+    monkeypatch.setattr("halteres.runs.servers.served", lambda *_: pytest.fail("a service was started"))
     with pytest.raises(NotFound, match=r"no reward model in .*nowhere"):
         CliRunner().invoke(app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False)

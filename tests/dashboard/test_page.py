@@ -15,8 +15,8 @@ from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
 from halteres.dashboard.access import link
 from halteres.observe.metrics import append_row
+from halteres.runs.directory import stop_run
 from halteres.runs.starting.start import start_run
-from halteres.runs.stop import stop_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -16,7 +16,7 @@ from deadlines import wait_until
 from halteres.config.files import load_settings
 from halteres.config.settings import Settings
 from halteres.models import TINY, builtin_path
-from halteres.runs import identity
+from halteres.process import alive
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
@@ -57,7 +57,7 @@ def end(run: RunDirectory) -> None:
     wait_until(lambda: run.state().terminal or run.state().supervisor, within_s=10)
     state = run.state()
     for who in (state.supervisor, *state.processes.values()):
-        if who and identity.alive(who):
+        if who and alive(who):
             os.kill(who["pid"], signal.SIGKILL)
 
 
@@ -67,7 +67,7 @@ def survivors(state: RunState) -> list[str]:
 
 
 def _group_lives(facts: dict[str, Any]) -> bool:
-    if identity.alive(facts):
+    if alive(facts):
         return True
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -30,17 +30,17 @@ def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
         from halteres.observe import plots
-        from halteres.runs.diagnosis import refused_calls
-        from halteres.runs.supervision import budgets, controller, sinks, supervisor
+        from halteres.runs.diagnosis import diagnosis
+        from halteres.runs.supervision import controller, process_group, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         if "STANDIN_REFUSES" in os.environ:
-            controller.HEARTBEAT_S, refused_calls.LASTING_S = 0.05, 0.1
+            controller.HEARTBEAT_S, diagnosis.LASTING_S = 0.05, 0.1
         controller.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
-        budgets.GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
-        sinks.COMMAND, sinks.ENDS_WITHIN_S = (sys.executable, __file__, "sinks"), 15
+        controller.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
+        process_group.SINKS, process_group.SINKS_END_WITHIN_S = (sys.executable, __file__, "sinks"), 15
         if os.environ.get("STANDIN_SINKS") == "hangs":
-            sinks.ENDS_WITHIN_S = 0.5
+            process_group.SINKS_END_WITHIN_S = 0.5
         if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
             Path(rest[0], "policy.json").write_text(policy)
         if os.environ.get("STANDIN_CONCLUSION") == "raises":
@@ -48,7 +48,7 @@ def main() -> None:
         plots.plot_run = (
             lambda rows, file, *rest: file.touch()
         )  # a picture costs half a second; one test has a real one
-        sys.exit(supervise(rest, casting=cast))
+        sys.exit(supervise(rest, roles_of=stand_ins))
     if role == "sinks":
         forward(*rest)
     if role != "engine":
@@ -59,8 +59,8 @@ def main() -> None:
     {"service": service, "api": api, "trainer": trainer, "engine": engine}[role](*rest)
 
 
-def cast(scene: Any) -> Any:
-    from halteres.runs.supervision.roles import cast as real
+def stand_ins(scene: Any) -> Any:
+    from halteres.runs.supervision.roles import roles_of
 
     def command(name: str) -> tuple[str, ...]:
         me = (sys.executable, __file__, name)
@@ -74,7 +74,7 @@ def cast(scene: Any) -> Any:
         return replace(role, ready_within_s=within, grace_s=3.0, command=command(role.name))
 
     within = float(os.environ.get("STANDIN_READY_WITHIN_S", "30"))
-    return tuple(stand_in(role) for role in real(scene))
+    return tuple(stand_in(role) for role in roles_of(scene))
 
 
 def forward(run: str) -> None:

@@ -12,9 +12,8 @@ import pytest
 from halteres.config.policies import Caps, Policy, PolicyCap
 from halteres.config.program import Description
 from halteres.errors import InvalidConfig
-from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.preflight import LOCK
-from halteres.runs.stop import stop_run
+from halteres.runs.directory import RunDirectory, list_runs, stop_run
+from halteres.runs.starting.start import LOCK
 
 from .scenes import HERE, StartRun, wait, wait_for_end
 
@@ -94,7 +93,7 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
         raise FileNotFoundError(2, "No such file or directory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halteres.runs.starting.start._spawn", nowhere)
+        patch.setattr("halteres.runs.starting.start.detach", nowhere)
         with pytest.raises(Exception, match="could not be started"):
             start(idempotency_key="the-key")
     assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]

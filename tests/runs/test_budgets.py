@@ -13,7 +13,7 @@ from halteres.config.policies import Caps, Policy
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
-from halteres.runs.supervision.budgets import FILE, Budget
+from halteres.runs.supervision.controller import POLICY, Budget
 
 from .scenes import StartRun, survivors, wait_for_end
 
@@ -118,7 +118,7 @@ def test_the_grace_at_a_cap_is_as_long_as_steps_are(seconds: tuple[float, ...], 
 def test_caps_that_cannot_be_read_are_no_licence(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert Budget.of(run, STATE).used_up() is None, "there was no policy"
-    (tmp_path / FILE).write_text('{"caps": {"max_steps": "many"}}')
+    (tmp_path / POLICY).write_text('{"caps": {"max_steps": "many"}}')
     with pytest.raises(InvalidConfig, match="cannot be read"):
         Budget.of(run, STATE)
 

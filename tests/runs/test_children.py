@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from deadlines import until
 
-from halteres.process import Lifeline
-from halteres.runs import identity
-from halteres.runs.supervision.children import Child, spawn
+from halteres.process import Child, Lifeline, start_time
+from halteres.runs.supervision.logpipe import spawn
 
 PARENT = """
 import subprocess, sys
@@ -27,12 +26,12 @@ async def parent_of_one(tmp_path: Path, lifeline: Lifeline, kind: str = "loose")
     """A child that leaves one of its own behind when it ends, at once; the pid of that one."""
     command, told = (sys.executable, "-c", PARENT, kind), tmp_path / "told"
     with told.open("wb") as answer:
-        child = await spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answer=answer)
+        child = spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answer=answer)
     return child, int(await until(told.read_text, what=lambda: "it tells the pid of its own"))
 
 
 async def until_gone(pid: int) -> None:
-    await until(lambda: identity.start_time(pid) is None, what=lambda: f"process {pid} ends")
+    await until(lambda: start_time(pid) is None, what=lambda: f"process {pid} ends")
 
 
 def test_what_a_child_leaves_is_killed_when_it_has_ended(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_grandchild_that_holds_the_output_open_cannot_keep_a_child_from_ending
         async with asyncio.timeout(20):
             child, grandchild = await parent_of_one(tmp_path, lifeline, "clinging")
             await until_gone(child.pid)
-            assert await child.end(grace_s=0.2) == 0
+            assert child.end(grace_s=0.2) == 0
             await until_gone(grandchild)
         lifeline.close()
 
@@ -68,10 +67,10 @@ def test_the_group_of_a_child_that_has_ended_is_never_signalled_again(
         lifeline = Lifeline.open()
         async with asyncio.timeout(20):
             child, _ = await parent_of_one(tmp_path, lifeline)
-            await child.exited
+            await asyncio.wrap_future(child.exit)
             signalled: list[tuple[int, signal.Signals]] = []
             monkeypatch.setattr(os, "killpg", lambda *given: signalled.append(given))
-            assert await child.end() == 0
+            assert child.end() == 0
             assert not signalled
         lifeline.close()
 

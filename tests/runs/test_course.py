@@ -15,9 +15,9 @@ from deadlines import wait_until
 from halteres.agent.watching.look import look_at
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
+from halteres.runs.directory import WAKE, stop_run
 from halteres.runs.reading.progress import read_progress
 from halteres.runs.starting.start import start_run
-from halteres.runs.stop import WAKE, stop_run
 
 from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 

@@ -11,12 +11,12 @@ from msgspec import structs
 
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
-from halteres.runs.directory import RunDirectory, RunUnreadable, find_run, known_runs, list_runs
+from halteres.runs.directory import RunDirectory, find_run, known_runs, list_runs
 from halteres.runs.reading.adapter import adapter_of, weights_of
 from halteres.runs.servers import Server, Servers, servers_of
-from halteres.runs.state import RunState, write_state
-from halteres.runs.supervision.budgets import FILE, Budget
-from halteres.runs.supervision.engine_watch import engine_of
+from halteres.runs.state import RunState, RunUnreadable, write_state
+from halteres.runs.supervision.controller import POLICY, Budget
+from halteres.runs.supervision.process_group import engine_of
 
 RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
 
@@ -129,7 +129,7 @@ def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(run: RunDirecto
 
 
 def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirectory) -> None:
-    for name in (FILE, "service.json"):
+    for name in (POLICY, "service.json"):
         os.mkfifo(run.path / name)
     assert engine_of(run.path) is None
     with pytest.raises(InvalidConfig, match="no regular file"):

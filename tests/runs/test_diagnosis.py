@@ -23,19 +23,27 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
-from halteres.runs import identity, lock
+from halteres.process import identity
+from halteres.runs import lock
 from halteres.runs.diagnosis import Diagnosis, stalled
-from halteres.runs.diagnosis.case import Case
-from halteres.runs.diagnosis.excursion import Excursion, trend
-from halteres.runs.diagnosis.refused_calls import LASTING_S, LEAST, Calls, RefusedCalls
-from halteres.runs.diagnosis.stall_detector import FIRST_STEP_S, LEAST_S, STALE_S, StallDetector
+from halteres.runs.diagnosis.diagnosis import (
+    FIRST_STEP_S,
+    LASTING_S,
+    LEAST_CALLS,
+    LEAST_S,
+    STALE_S,
+    Calls,
+    RefusedCalls,
+    StallDetector,
+)
+from halteres.runs.diagnosis.run_facts import Debounce, RunFacts, trend
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState, write_state
 
 HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]
 
-CASE = Case(
+CASE = RunFacts(
     run_id="3fa9c1d2",
     environment="arithmetic",
     trainer=TrainerSettings(learning_rate=0.001, max_token_trainer_length=300),
@@ -66,12 +74,12 @@ def rows(count: int, **figures: Any) -> Iterator[dict[str, Any]]:
         yield {"step": step, "src": "trainer", **learning, **changed}
 
 
-def told(given: Iterable[dict[str, Any]], case: Case = CASE) -> list[Alert]:
+def told(given: Iterable[dict[str, Any]], case: RunFacts = CASE) -> list[Alert]:
     diagnosis = Diagnosis(case)
     return [alert for row in given for alert in diagnosis.observe(row)]
 
 
-def the_one(given: Iterable[dict[str, Any]], case: Case = CASE) -> Alert:
+def the_one(given: Iterable[dict[str, Any]], case: RunFacts = CASE) -> Alert:
     (alert,) = told(given, case)
     assert_calls(alert.remedy)
     assert len(alert.evidence) <= 150, len(alert.evidence)
@@ -231,7 +239,7 @@ def test_a_fresh_start_is_one_that_is_not_refused(run: RunDirectory) -> None:
     chosen = {"run.environment": "arithmetic", "trainer.lora_rank": 8}
     rows = {name: {"value": value, "source": "edit"} for name, value in chosen.items()}
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
-    call = Case.of(run, "arithmetic").begin_anew({})
+    call = RunFacts.of(run, "arithmetic").begin_anew({})
     assert call.args == {"environment": "arithmetic", "changes": {"trainer.lora_rank": 8}}
 
 
@@ -295,7 +303,7 @@ def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -
     """A fall of .1 on every task is certain, though tasks differ by far more."""
     tasks = [0.05 * (number % 16) + 0.2 for number in range(64)]
     falls = {0: 0.0, 10: 0.0, 20: 0.1, 30: 0.15}
-    case = Case(run_id=CASE.run_id, environment="e", trainer=CASE.trainer, folder=run.path)
+    case = RunFacts(run_id=CASE.run_id, environment="e", trainer=CASE.trainer, folder=run.path)
     given = [
         answered(run, row, [task - falls[row["step"]] for task in tasks]) if row["src"] == "eval" else row
         for row in examined((0.5,) * 4, error=0.04)
@@ -341,7 +349,9 @@ def test_sampler_and_trainer_that_differ_are_told_once_per_excursion() -> None:
 
 
 def test_batches_too_far_off_the_policy_are_told_with_fresher_ones() -> None:
-    off_policy = Case(run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4, loss="ppo"))
+    off_policy = RunFacts(
+        run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4, loss="ppo")
+    )
     alert = the_one(rows(10, **{"logprobs/diff": 0.12, "policy/staleness_max": 4}), off_policy)
     assert (alert.rule, alert.step) == ("kl_drift", 3)
     assert "0.12 nats per token" in alert.evidence and "4 policy versions old" in alert.evidence
@@ -354,7 +364,7 @@ def test_a_usual_distance_between_policies_is_no_alarm() -> None:
 
 def test_a_trainer_that_waits_is_told_with_as_many_workers_as_groups() -> None:
     slow = {"time/batch": 40.0, "time/train": 2.0, "time/step": 42.0}
-    few = Case(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 2})
+    few = RunFacts(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 2})
     alert = the_one(rows(30, **slow), few)
     assert (alert.rule, alert.step) == ("trainer_starved", 10)
     assert "95% of the time for its batch (40.0 of 42.0 s)" in alert.evidence
@@ -385,7 +395,7 @@ def test_groups_that_are_set_aside_are_told_with_fewer_at_once() -> None:
     alert = the_one(ahead)
     assert (alert.rule, alert.step) == ("env_ahead", 3)
     assert "4 of 10 groups" in alert.evidence and '{"env.max_num_workers":3}' in str(alert.remedy)
-    few = Case(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 3})
+    few = RunFacts(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 3})
     assert '{"trainer.max_staleness":1}' in str(the_one(ahead, few).remedy)
     assert told({**row, "groups/set_aside": 1} for row in ahead) == []
 
@@ -436,9 +446,9 @@ def test_rows_with_nonsense_in_them_harm_nobody() -> None:
 
 
 def test_an_excursion_is_told_again_only_after_calm() -> None:
-    excursion = Excursion(2, calm=3)
+    debounce = Debounce(2, calm=3)
     looks = [True, True, True, False, False, True, True, False, False, False, True, True]
-    assert [excursion.begins(holds) for holds in looks].count(True) == 2
+    assert [debounce.begins(holds) for holds in looks].count(True) == 2
 
 
 def test_a_trend_is_in_its_own_standard_errors() -> None:
@@ -506,7 +516,7 @@ def until_stopped(pid: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_stopped_process_is_told_by_role_and_pid() -> None:
     with sleeping() as process:
-        processes = {"trainer": {**identity.identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
+        processes = {"trainer": {**identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
         pulse = StallDetector(CASE)
         assert [pulse.look(processes, training=False) for _ in range(3)] == [None] * 3
         os.kill(process.pid, signal.SIGSTOP)
@@ -550,7 +560,7 @@ def silent_for(run: RunDirectory, seconds: float) -> None:
 
 
 def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirectory) -> None:
-    supervised(run, identity.identity(os.getpid()))
+    supervised(run, identity(os.getpid()))
     with lock.taken(run.path / "lock"):
         assert stalled(run) is None
         silent_for(run, STALE_S - 2)
@@ -566,7 +576,7 @@ def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirec
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_supervisor_that_a_signal_stopped_is_told_sooner(run: RunDirectory) -> None:
     with sleeping() as process, lock.taken(run.path / "lock"):
-        supervised(run, identity.identity(process.pid))
+        supervised(run, identity(process.pid))
         os.kill(process.pid, signal.SIGSTOP)
         until_stopped(process.pid)
         silent_for(run, 6)
@@ -594,7 +604,7 @@ def refused(number: int, status: int = 400, why: str = WORDS) -> Calls:
 def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_words() -> None:
     clock = Clock()
     rule = RefusedCalls(CASE, clock)
-    assert rule.look(refused(LEAST)) is None, "a refusal now and then is no trouble"
+    assert rule.look(refused(LEAST_CALLS)) is None, "a refusal now and then is no trouble"
     clock.now += LASTING_S
     finding = rule.look(refused(1738))
     assert LASTING_S < 60 and finding is not None
@@ -606,9 +616,9 @@ def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_word
     assert "mend" not in str(finding.remedy).lower()
     assert rule.look(refused(1800)) is None, "it is told once"
     assert rule.look(refused(0)) is None
-    assert rule.look(refused(LEAST)) is None
+    assert rule.look(refused(LEAST_CALLS)) is None
     clock.now += LASTING_S
-    assert rule.look(refused(LEAST)) is not None, "and again once it came back"
+    assert rule.look(refused(LEAST_CALLS)) is not None, "and again once it came back"
 
 
 @pytest.mark.parametrize(
@@ -618,9 +628,9 @@ def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_word
 def test_the_remedy_is_that_of_the_refusal(status: int, says: str) -> None:
     clock = Clock()
     rule = RefusedCalls(CASE, clock)
-    rule.look(refused(LEAST, status))
+    rule.look(refused(LEAST_CALLS, status))
     clock.now += LASTING_S
-    finding = rule.look(refused(LEAST, status))
+    finding = rule.look(refused(LEAST_CALLS, status))
     assert finding is not None and says in str(finding.remedy)
 
 
@@ -647,7 +657,7 @@ def test_after_the_first_step_refusals_are_the_pulses_matter() -> None:
     (row,) = rows(1)
     diagnosis.observe(row)
     assert diagnosis.has_trained
-    assert diagnosis.hear(refused(99)) is None
+    assert diagnosis.look_at_calls(refused(99)) is None
 
 
 def test_a_scorer_that_takes_most_of_a_groups_time_is_named() -> None:

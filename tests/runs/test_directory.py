@@ -17,7 +17,7 @@ from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
 from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.state import RunState, read_state, write_state
-from halteres.runs.supervision.conclusion import export_adapter
+from halteres.runs.supervision.supervisor import export_adapter
 
 
 def make(run_id: str, created_at: float, name: str = "") -> RunDirectory:

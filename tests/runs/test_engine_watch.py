@@ -11,7 +11,7 @@ import pytest
 
 from halteres.engine.process import EngineChild
 from halteres.errors import HalteresError
-from halteres.runs.supervision.engine_watch import exit_code
+from halteres.runs.supervision.process_group import engine_exit_code
 from halteres.service.__main__ import note_end
 
 FILE = "engine_exit.json"
@@ -32,12 +32,12 @@ def ended(tmp_path: Path, code: int | None) -> HalteresError:
 async def test_the_service_writes_the_exit_code(tmp_path: Path, code: int | None) -> None:
     note_end(tmp_path / FILE, ended(tmp_path, code))
     async with asyncio.timeout(5):
-        assert await exit_code(tmp_path, Process.pid) == code
+        assert await engine_exit_code(tmp_path, Process.pid) == code
 
 
 async def test_an_end_is_waited_for_and_that_of_another_engine_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"pid": 4243, "code": -9}))
-    asked = asyncio.create_task(exit_code(tmp_path, Process.pid))
+    asked = asyncio.create_task(engine_exit_code(tmp_path, Process.pid))
     await asyncio.sleep(0)
     assert not asked.done()
     note_end(tmp_path / FILE, ended(tmp_path, -6))

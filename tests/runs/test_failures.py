@@ -16,7 +16,7 @@ import pytest
 from deadlines import wait_until
 
 from halteres.config.files import load_settings
-from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
+from halteres.errors import HalteresError, InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failures import NO_REASON, reason
 from halteres.runs.supervision.supervisor import main as supervise
@@ -144,11 +144,6 @@ def test_a_killed_supervisor_leaves_no_process_and_readers_see_it(running: RunDi
 def test_a_run_is_supervised_once(running: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert supervise([str(running.path)]) == 1
     assert "is held by a running supervisor" in capsys.readouterr().err
-
-
-def test_a_run_id_is_used_once(running: RunDirectory, start: StartRun) -> None:
-    with pytest.raises(Conflict, match=f"There is a run {running.run_id} already"):
-        start(run_id=running.run_id)
 
 
 def test_a_broken_environment_file_is_a_sentence_and_no_directory(home: Path, tmp_path: Path) -> None:

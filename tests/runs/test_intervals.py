@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from halteres.runs.reading.intervals import Pair, paired, unpaired
+from halteres.runs.reading.evaluations import Pair, paired, unpaired
 
 
 def pairs_of(before: list[float], after: list[float]) -> list[Pair]:

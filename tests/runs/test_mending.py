@@ -13,8 +13,7 @@ from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
 from halteres.runs.reading.failures import FailedProcess, failed_process, kernel_kills, mending, ran_out, smaller
 from halteres.runs.reading.outcome import chosen
-from halteres.runs.reading.processes import condition
-from halteres.runs.reading.progress import Given, GivenTrainer, read_given
+from halteres.runs.reading.progress import Given, GivenTrainer, condition, read_given
 from halteres.runs.state import RunState, write_state
 
 RUN = "3fa9c1d2"

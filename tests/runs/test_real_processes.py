@@ -13,8 +13,8 @@ from deadlines import wait_until
 
 from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
+from halteres.runs.directory import stop_run
 from halteres.runs.starting.start import start_run
-from halteres.runs.stop import stop_run
 
 from .scenes import survivors, wait, wait_for_end
 

@@ -15,10 +15,9 @@ from sqlalchemy import create_engine, insert
 
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.observe.metrics import merge_by_step, series
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
 from halteres.runs.state import write_state
-from halteres.runs.stop import stop_run
 from halteres.service.durable.tables import BURNT, MODELS, REQUESTS, SCHEMA
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end

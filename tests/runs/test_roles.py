@@ -9,7 +9,7 @@ import pytest
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.runs.servers import Server
-from halteres.runs.supervision.roles import RunContext, cast, listen
+from halteres.runs.supervision.roles import RunContext, listen, roles_of
 
 
 def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
@@ -26,7 +26,7 @@ def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[R
         api=api,
         secret="s",
     )
-    found = {role.name: tuple(role.command) for role in cast(scene)}
+    found = {role.name: tuple(role.command) for role in roles_of(scene)}
     for listener in filter(None, (service, api)):
         listener.close()
     return scene, found

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from halteres.errors import NotReady
-from halteres.runs import served as module
-from halteres.runs.served import served
-from halteres.runs.servers import Server
+from halteres.runs import servers as module
+from halteres.runs.servers import Server, served
 
 from .test_damaged import run_of
 

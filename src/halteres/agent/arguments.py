@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
 from halteres.next_step import NextStep
-from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
-from halteres.runs.roster import Entry
+from halteres.runs.directory import Entry, RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
 
 LONGEST_NAME = 100  # characters
 

@@ -18,7 +18,7 @@ from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.models import TINY, builtin_path
 from halteres.runs.starting import machine
-from halteres.runs.starting.check import Check, attempt
+from halteres.runs.starting.preflight import Check, attempt
 from halteres.runs.supervision.roles import WELL_KNOWN
 
 MIN_FREE_BYTES = 1 << 30

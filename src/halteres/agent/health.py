@@ -15,7 +15,7 @@ from halteres.errors import HalteresError
 from halteres.next_step import worded
 from halteres.runs.directory import active_runs
 from halteres.runs.starting import machine
-from halteres.runs.starting.check import Check
+from halteres.runs.starting.preflight import Check
 
 MOST_MODELS, MOST_RUNS, MOST_PROBLEMS, PROBLEM_LENGTH = 6, 8, 3, 160
 """An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` tell all."""

@@ -14,7 +14,7 @@ from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import models_home
-from halteres.runs.starting.footprint import Workload, need
+from halteres.runs.starting.machine import Workload, need
 
 # name, family, layers, width, feed, vocabulary, heads, kv_heads, head_width, context, tied
 _TABLE = (

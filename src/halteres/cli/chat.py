@@ -65,7 +65,7 @@ def chat(
     from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
     from halteres.runs.reading.adapter import newest_policy
-    from halteres.runs.served import post, served
+    from halteres.runs.servers import post, served
 
     if (best_of > 1) != (reward is not None):
         raise InvalidConfig("--best-of and --reward come together.", "The one says how many, the other which is best.")

@@ -18,10 +18,10 @@ from halteres.observe.metrics import Row, merge_by_step
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
-from halteres.runs.directory import RunDirectory, RunState
+from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.progress import Progress, read_progress
-from halteres.runs.stop import stop_run
+from halteres.runs.state import RunState
 
 LOOK_EVERY_S = 0.25
 SPARKLINE_WIDTH = 48

@@ -26,8 +26,8 @@ def _say(text: str) -> None:
 def list_() -> None:
     """Every run, newest first."""
     from halteres.errors import boundary
-    from halteres.runs.directory import RunDirectory, RunUnreadable, known_runs
-    from halteres.runs.roster import UNREADABLE
+    from halteres.runs.directory import UNREADABLE, RunDirectory, known_runs
+    from halteres.runs.state import RunUnreadable
 
     entries = known_runs()
     if not entries:
@@ -60,8 +60,7 @@ def _line(run: RunDirectory, width: int) -> str:
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
     from halteres.runs.directory import find_run
-    from halteres.runs.reading.processes import conditions
-    from halteres.runs.reading.progress import read_progress
+    from halteres.runs.reading.progress import conditions, read_progress
 
     directory = find_run(run)
     state = directory.state()
@@ -120,8 +119,7 @@ def stop(
     after_step: Annotated[bool, typer.Option("--after-step", help="Let the step in progress end first.")] = False,
 ) -> None:
     """Stop a run with a checkpoint. Safe to repeat."""
-    from halteres.runs.directory import find_run
-    from halteres.runs.stop import stop_run
+    from halteres.runs.directory import find_run, stop_run
 
     directory = find_run(run)
     state = stop_run(directory, mode="after_step" if after_step else "now")

@@ -18,9 +18,8 @@ import msgspec
 from halteres.errors import NotFound, boundary
 from halteres.files import open_regular
 from halteres.observe.metrics import decoded
-from halteres.runs.directory import known_runs
-from halteres.runs.reading.alerts import read_alerts
-from halteres.runs.roster import UNREADABLE, Entry
+from halteres.runs.directory import UNREADABLE, Entry, known_runs
+from halteres.runs.reading.progress import read_alerts
 from halteres.runs.state import Kind, RunState, RunUnreadable, read_state
 
 ERROR_LENGTH = 200

@@ -16,9 +16,8 @@ from halteres.agent.watching.look import Look, failure_facts, in_force, log_tail
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after, evaluations
-from halteres.runs.reading.processes import conditions
+from halteres.runs.reading.progress import Alert, conditions
 from halteres.runs.reading.rollouts import steps_of
 
 MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200

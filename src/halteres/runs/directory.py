@@ -1,48 +1,52 @@
-"""The run directory: the interface of a run, for every process that looks at it.
+"""The run directory, the interface of a run: reading its files, listing and finding runs, asking one to stop.
 
-Owns: where runs live, their ids, reading their files, finding them; telling a lost supervisor from a living one, and
-what is then true of its run.
-Never: starts or stops anything; writes, except the verdict over a run whose supervisor is gone.
+A reader writes nothing but a request to stop, and the verdict over a run whose supervisor is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
+import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
 from pydantic import ValidationError
 
 from halteres.config import environ
+from halteres.config.control import Mode, write_stop_request
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.projection import NOTHING_GIVEN
-from halteres.config.settings import Settings
+from halteres.config.settings import Settings, default_name
 from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, read_rows
-from halteres.runs import identity, lock
-from halteres.runs.roster import Entry, roster
-from halteres.runs.state import RESERVE, Failure, RunState, RunUnreadable, read_state, unreadable, write_state
+from halteres.process import alive
+from halteres.runs import lock
+from halteres.runs.state import (
+    MOST_STATE_BYTES,
+    RESERVE,
+    TERMINAL,
+    Failure,
+    RunState,
+    RunUnreadable,
+    Status,
+    Time,
+    read_state,
+    unreadable,
+    write_state,
+)
 
-__all__ = [
-    "RunAmbiguous",
-    "RunDirectory",
-    "RunNotFound",
-    "RunState",
-    "RunUnreadable",
-    "active_runs",
-    "find_run",
-    "known_runs",
-    "list_runs",
-    "new_run_id",
-    "runs_home",
-]
+WAKE = signal.SIGUSR1
+"""Tells a supervisor to look at its `control` folder."""
 
 ID_LENGTH = 8
 """Hex digits of a run id."""
@@ -66,11 +70,16 @@ class RunDirectory:
         return self.path.name
 
     def state(self) -> RunState:
-        """What the run is doing. A run whose supervisor is gone has failed, and is told so from then on."""
+        """What the run is doing. A run whose supervisor is gone has failed, and its run.json says so from then on."""
         state = read_state(self.path / "run.json")
         if state.terminal or self.supervised:
             return state
-        return self._lost()
+        with suppress(Conflict, OSError), lock.taken(self.path / "lock"):  # unless somebody else is just doing so
+            state = self._with_verdict()
+            (self.path / RESERVE).unlink(missing_ok=True)
+            write_state(self.path / "run.json", state)
+            return state
+        return self._with_verdict()
 
     @property
     def supervised(self) -> bool:
@@ -78,7 +87,7 @@ class RunDirectory:
         for look in range(LOOKS):
             if not lock.held(self.path / "lock"):
                 return False
-            if identity.alive(read_state(self.path / "run.json").supervisor):
+            if alive(read_state(self.path / "run.json").supervisor):
                 return True
             time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)  # it may be a reader that writes its verdict
         return True
@@ -89,7 +98,15 @@ class RunDirectory:
 
     def resolved(self, edits: Sequence[str] = ()) -> Resolved:
         """The run's settings, with edits, and which of them are edits."""
-        settings = self._settings()
+        file = self.path / "settings.json"
+        try:
+            settings = Settings.model_validate_json(read_regular(file))
+        except OSError as error:
+            raise unreadable(file, error.strerror or str(error)) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the whole of it"
+            raise unreadable(file, f"{where}: {first['msg']}") from error
         if not edits:
             return Resolved(settings=settings, sources=NOTHING_GIVEN)
         return resolve_settings(None, None, edits, base=settings)
@@ -103,22 +120,19 @@ class RunDirectory:
             raise NotFound(f"There is no file {file}.") from error
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise unreadable(file, " ".join(str(error).split())) from error
-        if not isinstance(config, dict):
+        if not isinstance(config, dict) or not isinstance(config.get("env") or {}, dict):
             raise unreadable(file, "it holds no settings")
         return config
 
     def environment_config(self) -> dict[str, Any]:
         """The environment's own settings as they held in the run."""
-        env = self.config().get("env") or {}
-        if not isinstance(env, dict):
-            raise unreadable(self.path / "config.yaml", "it holds no settings")
-        return dict(env)
+        return dict(self.config().get("env") or {})
 
     @property
     def success_threshold(self) -> float:
         """A score above it counts as success; 0 where the run's settings cannot be read."""
         try:
-            return self._settings().run.success_threshold
+            return self.settings().run.success_threshold
         except RunUnreadable:
             return 0.0
 
@@ -131,8 +145,13 @@ class RunDirectory:
         return [{**row, "seq": seq} for seq, row in enumerate(read_rows(self.path / "events.jsonl"), 1)]
 
     def checkpoints(self) -> list[Row]:
-        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}. What is none is left out."""
-        return [row for row in read_rows(self.path / "checkpoints.jsonl") if _is_checkpoint(row)]
+        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}. Other rows are left out."""
+        return [
+            row
+            for row in read_rows(self.path / "checkpoints.jsonl")
+            if isinstance(row.get("step"), int)
+            and all(isinstance(row.get(path), str | None) for path in ("state_path", "sampler_path"))
+        ]
 
     def newest_checkpoint(self) -> Row | None:
         """The last checkpoint that training can go on from; one of step 0 is no better than a start."""
@@ -154,43 +173,39 @@ class RunDirectory:
         except (OSError, *NOT_JSON):
             return None
 
-    def _settings(self) -> Settings:
-        file = self.path / "settings.json"
+    def _with_verdict(self) -> RunState:
+        """The state of a run whose supervisor is gone."""
+        state = read_state(self.path / "run.json")
+        if state.terminal:
+            return state
+        newest, what = self.newest_checkpoint(), "The run's supervisor is gone; its processes ended with it."
+        go_on = "It has no checkpoint yet: start it again."
+        if newest:
+            go_on = str(state.resume(f"Go on from step {newest['step']}"))
         try:
-            return Settings.model_validate_json(read_regular(file))
-        except OSError as error:
-            raise unreadable(file, error.strerror or str(error)) from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the whole of it"
-            raise unreadable(file, f"{where}: {first['msg']}") from error
-
-    def _verdict_over(self, state: RunState) -> RunState:
-        steps = [row["step"] for row in self.metrics() if isinstance(row.get("step"), int)]
-        try:
-            last_alive = (self.path / "heartbeat").stat().st_mtime
+            ended_at = (self.path / "heartbeat").stat().st_mtime
         except OSError:
-            last_alive = time.time()
-        return verdict_over(state, self.newest_checkpoint(), max(steps, default=0), last_alive)
-
-    def _lost(self) -> RunState:
-        """The verdict over a run whose supervisor is gone, written if nobody else is just doing so."""
-        try:
-            with lock.taken(self.path / "lock"):
-                state = read_state(self.path / "run.json")
-                if not state.terminal:
-                    state = self._verdict_over(state)
-                    (self.path / RESERVE).unlink(missing_ok=True)
-                    write_state(self.path / "run.json", state)
-                return state
-        except (Conflict, OSError):
-            state = read_state(self.path / "run.json")
-            return state if state.terminal else self._verdict_over(state)
+            ended_at = time.time()
+        return msgspec.structs.replace(
+            state,
+            status="failed",
+            code="supervisor_lost",
+            error=f"{what} {go_on}",
+            failure=Failure(what=what),
+            exit={"process": "supervisor", "code": None},
+            resumable=newest is not None,
+            last_checkpoint=newest,
+            step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
+            ended_at=ended_at,
+            processes={role: _ended(facts) for role, facts in state.processes.items()},
+        )
 
 
-def _is_checkpoint(row: Row) -> bool:
-    paths = (row.get("state_path"), row.get("sampler_path"))
-    return isinstance(row.get("step"), int) and all(isinstance(path, str | None) for path in paths)
+def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
+    if facts.get("exit") is not None or not facts.get("pid"):
+        return dict(facts)
+    return {**facts, "exit": "unknown", "state": "ending" if alive(facts) else "ended with the supervisor"}
 
 
 def runs_home() -> Path:
@@ -205,6 +220,86 @@ def new_run_id() -> str:
     return run_id
 
 
+UNREADABLE: Literal["unreadable"] = "unreadable"
+"""The status of a run whose run.json is damaged: what became of it is not known, and it must not seem gone."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """The few fields of a run.json by which a run is found and listed; two hundred are read in a few milliseconds."""
+
+    name: str
+    environment: str
+    status: Status | Literal["unreadable"]
+    created_at: Time
+    total_steps: int
+    step: int = 0
+    ended_at: Time | None = None
+    resumed_from: str | None = None
+
+
+_decoder = msgspec.json.Decoder(Facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run in a list."""
+
+    path: Path  # of its folder
+    facts: Facts
+    why: str = ""  # it is unreadable
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def default_name(self) -> str:
+        """As `RunState.default_name`."""
+        return default_name(self.facts.environment, self.run_id)
+
+    @property
+    def own_name(self) -> str | None:
+        """The name that it was given."""
+        return self.facts.name if self.facts.name != self.default_name else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether run.json says so; of a lost run it does not say so yet. An unreadable one is not waited for."""
+        return self.facts.status in TERMINAL or self.unreadable
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its run.json is damaged."""
+        return self.facts.status == UNREADABLE
+
+    @property
+    def error(self) -> str:
+        """Of an unreadable run: what is damaged."""
+        return self.why or f"{self.path / 'run.json'} is damaged."
+
+
+def roster(home: Path) -> list[Entry]:
+    """Every run below `home` as its run.json has it, newest first; what has no run.json is no run."""
+    entries = (_entry(folder) for folder in home.glob("[!.]*"))
+    return sorted((entry for entry in entries if entry), key=lambda entry: entry.facts.created_at, reverse=True)
+
+
+def _entry(folder: Path) -> Entry | None:
+    try:
+        return Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, *NOT_JSON):
+        if not re.fullmatch(r"[0-9a-f]{8}", folder.name):
+            return None
+    with suppress(OSError):  # it was removed while we looked
+        since = folder.stat().st_mtime
+        facts = Facts(name=folder.name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
+        return Entry(folder, facts)
+    return None
+
+
 def list_runs() -> list[RunDirectory]:
     """Every run that can be read, newest first."""
     return [RunDirectory(entry.path) for entry in roster(runs_home()) if not entry.unreadable]
@@ -212,26 +307,24 @@ def list_runs() -> list[RunDirectory]:
 
 def known_runs() -> list[Entry]:
     """Every run, newest first, as it truly is: of one that was lost, run.json alone does not tell."""
-    return [known for entry in roster(runs_home()) if (known := entry if entry.ended else _as_it_is(entry))]
+    return [known for entry in roster(runs_home()) if (known := entry if entry.ended else _looked_at(entry))]
+
+
+def _looked_at(entry: Entry) -> Entry | None:
+    try:
+        with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with one run, the others stay
+            now = RunDirectory(entry.path).state()
+    except RunUnreadable as error:
+        return Entry(entry.path, msgspec.structs.replace(entry.facts, status=UNREADABLE), error.what)
+    except NotFound:  # removed while we looked
+        return None
+    facts = msgspec.structs.replace(entry.facts, status=now.status, step=now.step, ended_at=now.ended_at)
+    return Entry(entry.path, facts)
 
 
 def active_runs() -> list[RunDirectory]:
     """The runs that have not ended, newest first."""
-    return _active(known_runs())
-
-
-def _active(entries: Sequence[Entry]) -> list[RunDirectory]:
-    return [RunDirectory(entry.path) for entry in entries if not entry.ended]
-
-
-def _as_it_is(entry: Entry) -> Entry | None:
-    try:
-        with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with one run, the others stay
-            return entry.with_state(RunDirectory(entry.path).state())
-    except RunUnreadable as error:
-        return entry.damaged(error.what)
-    except NotFound:  # removed while we looked
-        return None
+    return [RunDirectory(entry.path) for entry in known_runs() if not entry.ended]
 
 
 class RunNotFound(NotFound):
@@ -248,84 +341,66 @@ class RunAmbiguous(RunNotFound):
 
 def find_run(prefix_or_name: str) -> RunDirectory:
     """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or all that fit."""
-    if len(prefix_or_name) == ID_LENGTH and prefix_or_name.isalnum():
-        directly = runs_home() / prefix_or_name
-        if (directly / "run.json").exists():
-            return RunDirectory(directly)
+    asked = prefix_or_name
+    if len(asked) == ID_LENGTH and asked.isalnum() and (runs_home() / asked / "run.json").exists():
+        return RunDirectory(runs_home() / asked)
     entries = known_runs()
-    fitting = _fitting(prefix_or_name, entries)
-    if len(fitting) == 1:
-        return RunDirectory(fitting[0].path)
-    raise _ambiguous(prefix_or_name, fitting) if fitting else _not_found(prefix_or_name, entries)
-
-
-def _fitting(asked: str, entries: Sequence[Entry]) -> list[Entry]:
-    """Those of this very id; else those whose id begins so; else those of this name."""
-    return (
+    fitting = (
         [entry for entry in entries if entry.run_id == asked]
         or [entry for entry in entries if asked and entry.run_id.startswith(asked)]
         or [entry for entry in entries if entry.facts.name == asked]
     )
-
-
-def _ambiguous(asked: str, fitting: Sequence[Entry]) -> RunAmbiguous:
-    ids = [entry.run_id for entry in fitting]
-    told = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in fitting[:SHOWN])
-    return RunAmbiguous(
-        f"'{_shortly(asked)}' fits {len(ids)} runs.",
-        f"They are {told}{', ...' if len(ids) > SHOWN else ''}.",
-        "Write more of the id.",
-        allowed=ids[:SHOWN],
-        active_runs=[run.run_id for run in _active(fitting)],
-    )
-
-
-def _not_found(asked: str, entries: Sequence[Entry]) -> RunNotFound:
+    if len(fitting) == 1:
+        return RunDirectory(fitting[0].path)
+    shown = asked if len(asked) <= NAME_LENGTH else f"{asked[:NAME_LENGTH]}..."
+    active = [entry.run_id for entry in fitting or entries if not entry.ended]
+    if fitting:
+        named = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in fitting[:SHOWN])
+        raise RunAmbiguous(
+            f"'{shown}' fits {len(fitting)} runs.",
+            f"They are {named}{', ...' if len(fitting) > SHOWN else ''}.",
+            "Write more of the id.",
+            allowed=[entry.run_id for entry in fitting[:SHOWN]],
+            active_runs=active,
+        )
     by_word = {word: entry for entry in reversed(entries) for word in (entry.facts.name, entry.run_id)}
     guess = by_word.get(nearest(asked[:NAME_LENGTH], by_word) or "")
-    hint = f"Did you mean {guess.described}?" if guess else f"There are {len(entries)} runs."
-    return RunNotFound(
-        f"Run '{_shortly(asked)}' not found.",
+    hint = f"There are {len(entries)} runs."
+    if guess:
+        hint = f"Did you mean {guess.run_id} ({guess.facts.environment}, {guess.facts.status})?"
+    raise RunNotFound(
+        f"Run '{shown}' not found.",
         hint,
         "halteres runs list shows all.",
         did_you_mean=guess.run_id if guess else None,
-        active_runs=[run.run_id for run in _active(entries)],
+        active_runs=active,
     )
 
 
-def _shortly(asked: str) -> str:
-    return asked if len(asked) <= NAME_LENGTH else f"{asked[:NAME_LENGTH]}..."
-
-
-def verdict_over(state: RunState, newest: Mapping[str, Any] | None, step: int, ended_at: float) -> RunState:
-    """The state of a run that was in `state` when its supervisor went.
+def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:
+    """Ask the run to stop and wait for it. Safe to repeat: a run that has ended answers with its final state.
 
     Args:
-        state: as it was last written.
-        newest: checkpoint to go on from.
-        step: the last that a metric tells of.
-        ended_at: when the supervisor was last alive; unix seconds.
+        run: which.
+        mode: `now` interrupts the step in progress; `after_step` lets it end. Both write a checkpoint first.
+        deadline_s: seconds to wait; 0 only asks.
+
+    Returns:
+        The state at the end, or at the deadline (`stopping`, or still `running` in mode `after_step`).
     """
-    what = "The run's supervisor is gone; its processes ended with it."
-    go_on = state.resume(f"Go on from step {newest['step']}") if newest else "It has no checkpoint yet: start it again."
-    return msgspec.structs.replace(
-        state,
-        status="failed",
-        code="supervisor_lost",
-        error=f"{what} {go_on}",
-        failure=Failure(what=what),
-        exit={"process": "supervisor", "code": None},
-        resumable=newest is not None,
-        last_checkpoint=None if newest is None else dict(newest),
-        step=max(state.step, step),
-        ended_at=ended_at,
-        processes={role: _ended(facts) for role, facts in state.processes.items()},
-    )
-
-
-def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
-    if facts.get("exit") is not None or not facts.get("pid"):
-        return dict(facts)
-    ending = identity.alive(facts)
-    return {**facts, "exit": "unknown", "state": "ending" if ending else "ended with the supervisor"}
+    state = run.state()
+    if state.terminal:
+        return state
+    wake: signal.Signals = WAKE
+    try:
+        write_stop_request(run.path / "control" / "stop.json", mode)
+    except OSError:  # a full disk: SIGTERM says the same as mode `now`
+        wake = signal.SIGTERM
+    supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
+    if supervisor and alive(supervisor):
+        with suppress(ProcessLookupError):
+            os.kill(supervisor["pid"], wake)
+    ends = time.monotonic() + deadline_s
+    while not (state := run.state()).terminal and time.monotonic() < ends:
+        time.sleep(0.1)
+    return state

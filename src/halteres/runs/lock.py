@@ -1,8 +1,7 @@
 """Locks on files, which the kernel frees with their last holder, however that one died.
 
-Owns: the lock of a run's supervisor, a test's tester (taken or refused at once, handed on, asked after); locks that are
-waited for, and who holds one of those.
-Never: waits without a deadline; writes into the lock of a run or a test.
+A run's supervisor and a test's tester hold one that is taken or refused at once, handed on, asked after; others are
+waited for, never without a deadline, and say who holds them.
 """
 
 from __future__ import annotations
@@ -35,6 +34,16 @@ def take(file: Path) -> int:
     return descriptor
 
 
+@contextmanager
+def taken(file: Path) -> Iterator[None]:
+    """Hold the lock for the length of a block. Conflict where another process holds it."""
+    descriptor = take(file)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def held(file: Path) -> bool:
     """Whether a process holds the lock. Whoever only asks hinders nobody who asks too."""
     try:
@@ -53,33 +62,20 @@ def held(file: Path) -> bool:
 
 
 @contextmanager
-def taken(file: Path) -> Iterator[None]:
-    """Hold the lock for the length of a block. Conflict where another process holds it."""
-    descriptor = take(file)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def locked(file: Path, within_s: float, what: str, given_up: threading.Event | None = None) -> Iterator[None]:
     """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
 
-    Args:
-        file: made where it is not there; its folder must be.
-        within_s: how long to wait for whoever holds it.
-        what: of the error: what cannot be done now.
-        given_up: set by another thread, it ends the wait.
-
-    Raises:
-        NotReady: somebody else held it all the time; it says who.
-        OSError: the file cannot be made.
+    NotReady, with `what` cannot be done now, where somebody else held it all the time, or `given_up` was set. The file
+    is made where it is not there; its folder must be.
     """
     ends, given_up = time.monotonic() + within_s, given_up or threading.Event()
     while (descriptor := _attempt(file)) is None:
         if time.monotonic() > ends or given_up.wait(LOOK_EVERY_S):
-            raise NotReady(what, f"{_holder(file)} holds {file}.", "Try again in a moment.")
+            try:
+                holder = f"Process {int(file.read_text())}"
+            except (OSError, ValueError):
+                holder = "Another process"
+            raise NotReady(what, f"{holder} holds {file}.", "Try again in a moment.")
     try:
         yield
     finally:
@@ -89,22 +85,11 @@ def locked(file: Path, within_s: float, what: str, given_up: threading.Event | N
 def _attempt(file: Path) -> int | None:
     """The lock's descriptor; None where another has it, or took the file away while we did."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    is_ours = False
-    try:
-        with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(descriptor), file.stat())
-        if is_ours:
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), file.stat()):
             with suppress(OSError):  # a full disk: the lock holds all the same
                 os.pwrite(descriptor, f"{os.getpid():<10}".encode(), 0)
-        return descriptor if is_ours else None
-    finally:
-        if not is_ours:
-            os.close(descriptor)
-
-
-def _holder(file: Path) -> str:
-    try:
-        return f"Process {int(file.read_text())}"
-    except (OSError, ValueError):
-        return "Another process"
+            return descriptor
+    os.close(descriptor)
+    return None

@@ -1,15 +1,13 @@
 """Measuring a policy on held-out tasks: an environment's `evaluate` against a service.
 
-Owns: what the environment is told: a run's own settings and interpreter where its environment is measured, else the
-environment's defaults; the command, also of the evaluations that a run makes of itself; that no key of a service stays
-in what it leaves.
-Never: starts a service (`served`), writes into a run's directory.
+A run's own settings and interpreter hold where its environment is measured, else the environment's defaults. No key of
+a service stays in what an evaluation leaves.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import yaml
 
 from halteres.config.program import EnvironmentProgram, find_program
 from halteres.config.projection import ENV_WIRING
-from halteres.config.sandboxed_process import Ended, run_caught
+from halteres.config.sandboxed_process import run_caught
 from halteres.errors import EnvironmentFailed
 from halteres.files import replace_file
 from halteres.models import builtin_path
@@ -30,7 +28,6 @@ from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import reason
 from halteres.runs.servers import Server
 from halteres.runs.starting.reward_models import FIELDS as REWARD_FIELDS
-from halteres.runs.state import RunState
 
 WITHIN_S = 3600.0
 """How long a measurement may take."""
@@ -52,37 +49,31 @@ class Examination:
 
 
 def examination(environment: str, run: RunDirectory | None, model: str, policy: str | None = None) -> Examination:
-    """What to measure. A run's settings hold in its own environment; in another one, that one's defaults do.
+    """What to measure: a run's weights (`policy`: which; None: its newest), or the base model where there is no run.
 
-    Args:
-        environment: its name, or its file.
-        run: whose weights; None: the base model's.
-        model: the base model, where there is no run.
-        policy: which of the run's weights, or its base model; None: its newest.
+    A run's settings hold in its own environment; in another one, that one's defaults do.
     """
     if run is None:
         tokenizer = str(builtin_path(model) or model)
         return Examination(program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model)
-    state = run.state()
-    program, env = _own(run, state) if _is_own(environment, state) else (find_program(environment), {})
-    base, asked = run.settings().inference.model, policy or newest_policy(run)
-    return Examination(program=program, env=env, base=base, tokenizer=state.tokenizer, policy=asked, run=run)
-
-
-def _is_own(environment: str, state: RunState) -> bool:
-    if environment == state.environment:
-        return True
-    found, own = find_program(environment), state.program
-    return (found.path, found.variant_setting) == (own.path, own.variant_setting)
-
-
-def _own(run: RunDirectory, state: RunState) -> tuple[EnvironmentProgram, dict[str, Any]]:
-    """The run's environment as it ran, with the settings that were its own: reward models in their folders, for the
-    server that the run had for them is gone."""
-    own = run.settings().env
-    config = {**run.environment_config(), **{name: own[name] for name in REWARD_FIELDS if name in own}}
-    env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in KEPT}
-    return state.program, env
+    state, settings = run.state(), run.settings()
+    program, env = state.program, dict[str, Any]()
+    found = program if environment == state.environment else find_program(environment)
+    if (found.path, found.variant_setting) == (program.path, program.variant_setting):
+        # Reward models are named by their folders: the server that the run had for them is gone.
+        own = {name: settings.env[name] for name in REWARD_FIELDS if name in settings.env}
+        config = {**run.environment_config(), **own}
+        env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in KEPT}
+    else:
+        program = found
+    return Examination(
+        program=program,
+        env=env,
+        base=settings.inference.model,
+        tokenizer=state.tokenizer,
+        policy=policy or newest_policy(run),
+        run=run,
+    )
 
 
 def measure(
@@ -101,23 +92,31 @@ def measure(
 
     The service's key is in the config that the environment reads, and in nothing that is kept or answered.
     """
-    redactor = Redactor([service.key] if service.key else [])
+    program, redactor = exam.program, Redactor([service.key] if service.key else [])
     url, key = f"{service.url}/runs/eval/v1", service.key or "x"
     server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
-    env = {**exam.env, **exam.program.variant_setting, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
+    env = {**exam.env, **program.variant_setting, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
         folder, settings = keep_in or Path(ours), Path(ours, "config.yaml")
         settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
+        words = command(program, settings, folder, program.name)
         try:
-            ended = _run(exam.program, settings, folder, secret_variables(env))
+            ended = run_caught(words, program.working_directory, WITHIN_S, secret_variables(env))
+        except TimeoutError as error:
+            what = f"{program.path.name} evaluate took more than {WITHIN_S:g} s."
+            raise EnvironmentFailed(
+                what, "It was ended.", "Ask for fewer tasks or samples: --tasks, --samples."
+            ) from error
+        except OSError as error:
+            what = f"{program.interpreter} cannot be started."
+            raise EnvironmentFailed(what, f"{error.strerror or error}.") from error
         finally:
             strike_keys_out(folder, redactor)
         if ended.code != 0:
             last = reason(ended.err.strip().splitlines(), ended.code)
-            what = f"{exam.program.path.name} evaluate ended with exit code {ended.code}."
+            what = f"{program.path.name} evaluate ended with exit code {ended.code}."
             raise EnvironmentFailed(what, redactor.text(last.removeprefix("error: ")))
-        figures = figures_of(exam.program, folder, ended.out)
-        return {redactor.text(name): value for name, value in figures.items()}
+        return {redactor.text(name): value for name, value in figures_of(program, folder, ended.out).items()}
 
 
 def command(program: EnvironmentProgram, settings: Path, folder: Path, name: str, *more: str) -> tuple[str, ...]:
@@ -132,17 +131,3 @@ def strike_keys_out(folder: Path, redactor: Redactor) -> None:
     file = folder / "evaluate_config.yaml"
     if file.is_file():
         replace_file(file, redactor.text(file.read_text(errors="replace")).encode())
-
-
-def _run(program: EnvironmentProgram, settings: Path, folder: Path, keys: Sequence[str]) -> Ended:
-    words = command(program, settings, folder, program.name)
-    try:
-        return run_caught(words, program.working_directory, WITHIN_S, keys)
-    except TimeoutError as error:
-        raise EnvironmentFailed(
-            f"{program.path.name} evaluate took more than {WITHIN_S:g} s.",
-            "It was ended.",
-            "Ask for fewer tasks or samples: --tasks, --samples.",
-        ) from error
-    except OSError as error:
-        raise EnvironmentFailed(f"{program.interpreter} cannot be started.", f"{error.strerror or error}.") from error

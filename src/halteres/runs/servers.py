@@ -1,25 +1,37 @@
-"""A run's servers: where they are, and what a request must bring.
+"""A run's servers: where they are, the secret that a request must bring; a training service for the length of a block.
 
-Owns: the secret of a run's own servers, its way to those who may know it: a variable of the run's processes, and two
-files that the run's owner alone may read (wiring.json, and config.yaml for the environment).
-Never: asks a server.
-
-The secret comes in a request's `Authorization`. An inference client of any make sends it as its `api_key`. A client of
-the trajectory server has it as the password of the address: `http://run:SECRET@127.0.0.1:PORT`.
+A run's own servers answer whoever knows their secret. It reaches those who may know it by a variable of the run's
+processes, and by two files that the run's owner alone may read (wiring.json, and config.yaml for the environment). It
+comes in a request's `Authorization`: an inference client of any make sends it as its `api_key`; a client of the
+trajectory server has it as the password of the address, `http://run:SECRET@127.0.0.1:PORT`.
 """
 
 from __future__ import annotations
 
 import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from halteres.clients import plain
 from halteres.clients.trajectories.address import Address
-from halteres.errors import InvalidConfig
-from halteres.files import NOT_JSON, read_regular
+from halteres.config import environ
+from halteres.config.settings import InferenceSettings
+from halteres.errors import InvalidConfig, NotReady, ProcessFailed
+from halteres.files import NOT_JSON, read_regular, tail
+from halteres.process import Child
 from halteres.redaction import Redactor
+from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
 
 WIRING = "wiring.json"
@@ -46,6 +58,29 @@ class Servers:
         return Redactor(one.key for one in (self.service, self.trajectories) if one and one.key)
 
 
+class _Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What of wiring.json is not in run.json."""
+
+    api_key: str | None = None
+    api_url: str | None = None
+
+
+def servers_of(run: RunDirectory) -> Servers:
+    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
+    urls = run.state().urls
+    service, api = urls.get("service"), urls.get("api")
+    try:
+        keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
+        if keys.api_url:
+            Address.of(keys.api_url)  # whether it is one
+    except (OSError, InvalidConfig, *NOT_JSON):
+        keys = _Keys()
+    return Servers(
+        service=Server(url=service, key=keys.api_key) if service else None,
+        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
+    )
+
+
 def new_secret() -> str:
     """144 random bits, in the form that every version of the SDK takes for a key.
 
@@ -61,28 +96,127 @@ def with_login(url: str, secret: str) -> str:
     return parts._replace(netloc=f"run:{secret}@{parts.netloc}").geturl()
 
 
-def servers_of(run: RunDirectory) -> Servers:
-    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
-    urls, keys = run.state().urls, _keys(run)
-    service, api = urls.get("service"), urls.get("api")
-    return Servers(
-        service=Server(url=service, key=keys.api_key) if service else None,
-        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
+READY_WITHIN_S = 300.0  # a large model takes its time to load
+FREE_WITHIN_S = 300.0
+"""How long the state of a run that has ended is waited for, where another evaluation, test or chat is using it."""
+
+ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
+ENDS_WITHIN_S = 15.0
+GONE_AFTER_S = 30.0
+"""A service that computes may be slow to answer; one that has ended refuses the connection at once."""
+
+
+@contextmanager
+def served(
+    model: str,
+    run: RunDirectory | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    log: Path | None = None,
+    given_up: threading.Event | None = None,
+) -> Iterator[Server]:
+    """A service that can sample `model` and, given a run, its checkpoints.
+
+    Args:
+        model: the base model: a built-in name or a folder.
+        run: whose state it works on; its own service is used where it is alive, and so is somebody else's that it has
+            trained on.
+        arguments: further ones of `python -m halteres.service`.
+        log: the service's log; its state lies beside it where there is no run. Default: both end with it.
+        given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
+
+    Raises:
+        NotReady: somebody else used the run's state all the time, the service was not ready in time, or the one that
+            the run trained on is gone.
+    """
+    if run is not None and (there := _service_of(run)):
+        _check_answers(there)
+        yield there
+        return
+    given_up = given_up or threading.Event()
+    with ExitStack() as held:
+        log = log or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))) / "service.log"
+        if run is not None:
+            what = f"The weights of run {run.run_id} are in use."
+            held.enter_context(lock.locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
+        state = (run.path if run is not None else log.parent) / "service"
+        url = held.enter_context(_started(("--state", str(state), "--model", model, *arguments), log, given_up))
+        yield Server(url=url)
+
+
+def _service_of(run: RunDirectory) -> Server | None:
+    state = run.state()
+    return None if state.terminal and not state.service_given else servers_of(run).service
+
+
+def _check_answers(service: Server) -> None:
+    """A service that has ended is reported at once: its clients would wait for it to come back."""
+    try:
+        plain.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
+    except plain.Refused:  # it is there
+        return
+    except NotReady as error:
+        raise NotReady(
+            f"The service at {service.url} does not answer.",
+            f"The run trained on it, and its weights are there. {error.why}",
+            "Start it again at this address, on its own state; then ask again.",
+        ) from error
+
+
+@contextmanager
+def _started(arguments: Sequence[str], log: Path, given_up: threading.Event) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
+        url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
+        child = Child(
+            [sys.executable, "-m", "halteres.service", "--listen-fd", str(descriptor), *arguments],
+            environment=environ.for_sandboxed(),
+            stdout=output,
+            stderr=output,
+            descriptors=(descriptor,),
+        )
+    try:
+        _wait_until_ready(url, child, log, given_up)
+        yield url
+    finally:
+        child.end(ENDS_WITHIN_S)
+
+
+def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Event) -> None:
+    ends = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < ends:
+        if child.exit_code is not None:
+            last = tail(log, 1) or [f"Exit code {child.exit_code}."]
+            raise ProcessFailed("The training service did not start.", last[0])
+        try:
+            plain.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
+            return
+        except (plain.Refused, NotReady):
+            if given_up.wait(ASK_EVERY_S):
+                raise NotReady("The training service is not waited for any longer.") from None
+    raise NotReady(
+        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
     )
 
 
-class _Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """What of wiring.json is not in run.json."""
+def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
+    """The further arguments with which a service computes as these settings say."""
+    threads = ("--threads", str(inference.threads)) if inference.threads else ()
+    cache = ("--cache-gb", str(inference.cache_gb)) if inference.cache_gb else ()
+    samplers = ("--samplers", str(inference.samplers)) if inference.samplers else ()
+    return ("--engine", inference.engine, *threads, *cache, *samplers, "--dtype", inference.dtype)
 
-    api_key: str | None = None
-    api_url: str | None = None
 
+def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
+    """POST JSON to a service, answer JSON.
 
-def _keys(run: RunDirectory) -> _Keys:
+    Raises:
+        ProcessFailed: the server refused; its own sentence is in the error.
+    """
     try:
-        keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
-        if keys.api_url:
-            Address.of(keys.api_url)
-        return keys
-    except (OSError, InvalidConfig, *NOT_JSON):
-        return _Keys()
+        return plain.post_json(f"{service.url}{path}", body, deadline_s, service.key)
+    except plain.Refused as error:
+        raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
+    except NotReady as error:
+        raise NotReady(
+            f"The service at {service.url} does not answer.", error.why, "Look at it with: halteres doctor"
+        ) from error

@@ -1,11 +1,8 @@
-"""What a run is doing, as run.json tells it.
+"""What a run is doing, as run.json has it. The supervisor alone changes it, or a reader who found the supervisor gone.
 
-Owns: the noun `RunState`, its states and transitions on paper, reading and replacing the file whole.
-Never: decides a transition; that is the supervisor's, or a reader's who found the supervisor gone.
-
-    pending -> starting -> running -> completed
-                  |           |----> failed
-                  '-----------'----> stopping -> stopped
+pending -> starting -> running -> completed
+              |           |----> failed
+              '-----------'----> stopping -> stopped
 """
 
 from __future__ import annotations
@@ -52,10 +49,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: HalteresError) -> Failure:
         """The parts of an error that ended a run."""
-        why, told = error.why, error.details
-        if "first" not in told:  # its next step is no way to go on
+        why, details = error.why, error.details
+        if "first" not in details:  # its next step is no way to go on
             why = f"{why} {error.next}".strip()
-        return cls(what=error.what, why=why, first=told.get("first", ""), log=told.get("log", ""))
+        return cls(what=error.what, why=why, first=details.get("first", ""), log=details.get("log", ""))
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ def lowered(resolved: Resolved) -> list[str]:
 def held_model(resolved: Resolved) -> list[str]:
     """That no run can start with the model that the policy holds: it is not here, or does not fit."""
     from halteres.agent.known_models import known_models
-    from halteres.runs.starting.footprint import workload_of
+    from halteres.runs.starting.machine import workload_of
 
     policy, model = load_policy(), resolved.settings.inference.model
     if MODEL not in policy.lock or environ.service_url() is not None:
@@ -344,7 +344,7 @@ def _named(settings: list[Setting], field: str) -> Setting:
 def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
     """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
     from halteres.agent.known_models import known_models, proposed
-    from halteres.runs.starting.footprint import workload_of
+    from halteres.runs.starting.machine import workload_of
 
     models, held = known_models(workload_of(resolved.settings)), resolved.settings.inference.model
     worth_it = [one for one in models if one.present or one.fits != "no" or one.name == held]

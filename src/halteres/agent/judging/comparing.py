@@ -23,12 +23,10 @@ from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.next_step import worded
 from halteres.observe.metrics import series
-from halteres.runs.directory import RunDirectory, RunNotFound, RunUnreadable
-from halteres.runs.reading.evaluations import differences
-from halteres.runs.reading.intervals import CONFIDENCE, Difference
-from halteres.runs.reading.outcome import Outcome, outcome_of
-from halteres.runs.reading.pictures import comparison_of
-from halteres.runs.state import RunState
+from halteres.runs.directory import RunDirectory, RunNotFound
+from halteres.runs.reading.evaluations import CONFIDENCE, Difference, differences
+from halteres.runs.reading.outcome import Outcome, comparison_of, outcome_of
+from halteres.runs.state import RunState, RunUnreadable
 
 _NO_SETTING = (
     *("run.name", "run.tags", "run.sinks", "run.wandb_project", "run.wandb_entity", "env.use_wandb"),

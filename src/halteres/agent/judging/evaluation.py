@@ -36,7 +36,7 @@ from halteres.runs.lock import locked
 from halteres.runs.measurement import Examination, examination
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
-from halteres.runs.served import service_arguments
+from halteres.runs.servers import service_arguments
 from halteres.runs.starting.base_model import found_model
 
 MODULE = "halteres.agent.judging.evaluator"

@@ -22,8 +22,7 @@ from halteres.errors import HalteresError, ServerError, boundary
 from halteres.redaction import Redactor
 from halteres.runs import lock
 from halteres.runs.measurement import WITHIN_S, measure
-from halteres.runs.served import FREE_WITHIN_S, READY_WITHIN_S, served
-from halteres.runs.servers import Server
+from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served
 
 
 def main() -> int:

@@ -37,11 +37,9 @@ from halteres.agent.watching.status import WHY_LENGTH
 from halteres.errors import HalteresError
 from halteres.next_step import worded
 from halteres.observe.metrics import Row
-from halteres.runs.directory import RunDirectory, runs_home
+from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.outcome import Outcome, Weights, outcome_of
-from halteres.runs.reading.pictures import picture_of
-from halteres.runs.roster import roster
+from halteres.runs.reading.outcome import Outcome, Weights, outcome_of, picture_of
 from halteres.runs.state import RunState
 
 MOST_FIGURES = 180

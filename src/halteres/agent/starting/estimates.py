@@ -19,9 +19,9 @@ from halteres.agent.starting.measurements import Span, precedents
 from halteres.agent.starting.probe import Speed
 from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.runs.directory import active_runs
-from halteres.runs.starting.footprint import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need
-from halteres.runs.starting.preflight import Ground, Plan
-from halteres.runs.starting.reward_models import examine_reward_models, server_bytes
+from halteres.runs.starting.machine import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need
+from halteres.runs.starting.preflight import Ground, Plan, examine_reward_models
+from halteres.runs.starting.reward_models import server_bytes
 
 CONTEXT = -100
 """A group's mask on tokens that the policy did not write (atroposlib's)."""

@@ -30,7 +30,7 @@ from halteres.process import usable_cores
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import RunModel
-from halteres.runs.starting.footprint import DECODE_ROWS, PASS_TOKENS, Workload, workload_of
+from halteres.runs.starting.machine import DECODE_ROWS, PASS_TOKENS, Workload, workload_of
 from halteres.runs.starting.preflight import Ground, Plan
 from halteres.runs.state import RunState
 

@@ -20,13 +20,13 @@ from halteres.models import TINY
 from halteres.next_step import worded
 from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.preflight import run_of_key
 from halteres.runs.starting.reward_training import (
     RewardStart,
     plan_resumed_training,
     plan_reward_training,
     start_reward_training,
 )
+from halteres.runs.starting.start import run_of_key
 
 WAIT_S = 45
 

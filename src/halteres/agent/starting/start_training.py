@@ -30,9 +30,8 @@ from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.next_step import NextStep, worded
 from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.starting.check import Check
-from halteres.runs.starting.preflight import Examined, Plan, examine, run_of_key
-from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, sources_of
+from halteres.runs.starting.preflight import Check, Examined, Plan, examine
+from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
 from halteres.runs.state import RunState
 
 TOOL = "rl_start_training"

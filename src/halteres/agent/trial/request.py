@@ -28,7 +28,7 @@ from halteres.models import model_folder
 from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
-from halteres.runs.served import service_arguments
+from halteres.runs.servers import service_arguments
 from halteres.runs.starting.base_model import RunModel, found_model, models_home
 from halteres.runs.starting.preflight import MissingKey
 

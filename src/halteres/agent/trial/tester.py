@@ -38,8 +38,7 @@ from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import how, reason
-from halteres.runs.served import served, service_arguments
-from halteres.runs.servers import Server
+from halteres.runs.servers import Server, served, service_arguments
 
 KEPT_HEAD, KEPT_TAIL = 32 * 1024, 64 * 1024  # bytes
 RULE = "=" * 60

@@ -17,9 +17,8 @@ from halteres.agent.fitting import clipped, significant
 from halteres.agent.tool import READS, Result, tool
 from halteres.errors import UserError, boundary, unknown
 from halteres.next_step import worded
-from halteres.runs.directory import RunDirectory, known_runs
+from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.reading.progress import last_reward
-from halteres.runs.roster import UNREADABLE, Entry
 from halteres.runs.state import RunUnreadable, Status
 
 ACTIVE = "active"

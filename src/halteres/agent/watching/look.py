@@ -23,14 +23,20 @@ from halteres.next_step import worded
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import Redactor, printable
-from halteres.runs.diagnosis import stalled
-from halteres.runs.diagnosis.refused_calls import RULE as REFUSED
+from halteres.runs.diagnosis import REFUSED, stalled
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.failures import FailedProcess, failed_process, mending
 from halteres.runs.reading.outcome import chosen
-from halteres.runs.reading.processes import SEED_ROLES, conditions
-from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
+from halteres.runs.reading.progress import (
+    SEED_ROLES,
+    Alert,
+    Given,
+    Progress,
+    Series,
+    conditions,
+    read_given,
+    read_progress,
+)
 from halteres.runs.servers import servers_of
 from halteres.runs.state import RunState, Status
 

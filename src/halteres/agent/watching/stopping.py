@@ -21,10 +21,9 @@ from halteres.agent.watching.look import Look, look_at, next_after, until_it_end
 from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs import lock
-from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.processes import conditions
+from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.reading.progress import conditions
 from halteres.runs.state import RunState
-from halteres.runs.stop import stop_run
 
 LOOK_EVERY_S = 0.1
 

@@ -1,9 +1,4 @@
-"""Which adapter is meant: a run's result, a checkpoint's tinker:// path, a folder.
-
-Owns: where each of them lies on this disk, which base model belongs to it, how vLLM serves the two; which run's service
-can sample from it, and by which path.
-Never: reads weights.
-"""
+"""Which weights a name means: a run's result, a checkpoint's tinker:// path, a folder; and how vLLM serves them."""
 
 from __future__ import annotations
 
@@ -26,6 +21,8 @@ CONFIG = "adapter_config.json"
 VLLM_DEFAULT_RANK = 16
 VLLM_RANKS = (32, 64, 128, 256, 320, 512)
 """The largest adapter that vLLM (0.11 to 0.32) has room for unless it is told, and what else it can be told."""
+
+NO_RUN = "A run's own service samples them: give the run's id, a tinker:// path of rl_get_results, or its adapter/."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,13 @@ def weights_of(named: str) -> PolicyWeights:
         InvalidData: a broken tinker:// path.
     """
     if named.startswith("tinker://"):
-        return _in_a_run(named)
+        for run in list_runs():
+            for row in run.checkpoints():
+                if named in (row.get("sampler_path"), row.get("state_path")):
+                    return PolicyWeights(run=run, path=named, step=row["step"])
+            if folder_of(run.path / "service", named).is_dir():
+                return PolicyWeights(run=run, path=named)
+        raise NotFound(f"No run has weights {named}.", NO_RUN, NextStep("rl_list_runs"))
     folder = Path(named).expanduser()
     if run := _named_run(named, folder):
         return newest_weights(run)
@@ -77,9 +80,6 @@ def _named_run(named: str, folder: Path) -> RunDirectory | None:
         raise
 
 
-NO_RUN = "A run's own service samples them: give the run's id, a tinker:// path of rl_get_results, or its adapter/."
-
-
 def newest_policy(run: RunDirectory) -> str:
     """The tinker:// path of the newest sampler weights of a run. NotFound: it has none."""
     return newest_weights(run).path
@@ -97,16 +97,6 @@ def newest_weights(run: RunDirectory) -> PolicyWeights:
     return PolicyWeights(run=run, path=rows[-1]["sampler_path"], step=rows[-1]["step"])
 
 
-def _in_a_run(path: str) -> PolicyWeights:
-    for run in list_runs():
-        for row in run.checkpoints():
-            if path in (row.get("sampler_path"), row.get("state_path")):
-                return PolicyWeights(run=run, path=path, step=row["step"])
-        if folder_of(run.path / "service", path).is_dir():
-            return PolicyWeights(run=run, path=path)
-    raise NotFound(f"No run has weights {path}.", NO_RUN, NextStep("rl_list_runs"))
-
-
 def adapter_of(named: str, state: Path | None = None) -> Adapter:
     """The adapter that a name means.
 
@@ -119,15 +109,30 @@ def adapter_of(named: str, state: Path | None = None) -> Adapter:
         InvalidData: a broken tinker:// path.
     """
     if named.startswith("tinker://"):
-        return _at(named, [state] if state else _states())
+        states = [state] if state else [environ.home() / "service", *(run.path / "service" for run in list_runs())]
+        for one in states:
+            if (folder := folder_of(one, named)).is_dir():
+                return Adapter(folder, _model_in(folder))
+        raise NotFound(
+            f"There are no weights {named} on this disk.",
+            f"Looked in {', '.join(map(str, states[:4]))}{' …' if len(states) > 4 else ''}.",
+            "Name the service's state directory with --state.",
+        )
     folder = Path(named).expanduser()
     if (folder / CONFIG).is_file():
         return Adapter(folder, _model_in(folder))
-    if run := _named_run(named, folder):
-        return _result(run)
-    if not (folder / "run.json").is_file():
+    run = _named_run(named, folder) or RunDirectory(folder)
+    if not (run.path / "run.json").is_file():
         raise NotFound(f"{folder} is no adapter.", f"It lacks {CONFIG}.", "Name a PEFT folder.")
-    return _result(RunDirectory(folder))
+    result = run.path / "adapter"
+    if not (result / CONFIG).is_file():
+        saved = [row["state_path"] for row in run.checkpoints() if row.get("state_path")]
+        raise NotFound(
+            f"Run {run.run_id} has no result yet.",
+            f"It is {run.state().status}, and its adapter/ is written at the end.",
+            f"Name a checkpoint of it: {saved[-1]}" if saved else "It has no checkpoint either.",
+        )
+    return Adapter(result, run.settings().inference.model)
 
 
 def base_of(adapter: Adapter, named: str | None = None) -> BaseModel:
@@ -136,14 +141,14 @@ def base_of(adapter: Adapter, named: str | None = None) -> BaseModel:
     Raises:
         NotFound: it is not on this disk, or nobody says which it is.
     """
-    asked = named or adapter.model
-    if asked is None:
+    model = named or adapter.model
+    if model is None:
         raise NotFound(
             f"The adapter in {adapter.folder} does not say which base model it belongs to.",
             f"{CONFIG} has no base_model_name_or_path.",
             "Name it with --model.",
         )
-    return base_model(asked)
+    return base_model(model)
 
 
 def vllm_command(base: str | Path, folder: Path, name: str) -> str:
@@ -156,33 +161,6 @@ def vllm_command(base: str | Path, folder: Path, name: str) -> str:
     if isinstance(rank, int) and rank > VLLM_DEFAULT_RANK:
         words += ["--max-lora-rank", str(next((room for room in VLLM_RANKS if room >= rank), rank))]
     return shlex.join(words)
-
-
-def _result(run: RunDirectory) -> Adapter:
-    folder = run.path / "adapter"
-    if not (folder / CONFIG).is_file():
-        saved = [row["state_path"] for row in run.checkpoints() if row.get("state_path")]
-        raise NotFound(
-            f"Run {run.run_id} has no result yet.",
-            f"It is {run.state().status}, and its adapter/ is written at the end.",
-            f"Name a checkpoint of it: {saved[-1]}" if saved else "It has no checkpoint either.",
-        )
-    return Adapter(folder, run.settings().inference.model)
-
-
-def _at(path: str, states: list[Path]) -> Adapter:
-    for state in states:
-        if (folder := folder_of(state, path)).is_dir():
-            return Adapter(folder, _model_in(folder))
-    raise NotFound(
-        f"There are no weights {path} on this disk.",
-        f"Looked in {', '.join(map(str, states[:4]))}{' …' if len(states) > 4 else ''}.",
-        "Name the service's state directory with --state.",
-    )
-
-
-def _states() -> list[Path]:
-    return [environ.home() / "service", *(run.path / "service" for run in list_runs())]
 
 
 def _model_in(folder: Path) -> str | None:

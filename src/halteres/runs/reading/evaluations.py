@@ -1,4 +1,4 @@
-"""Evaluations of a run as they lie on disk, the answers of its first and last evaluated policy, and how two differ."""
+"""Evaluations of a run as they lie on disk, how two of them differ, and how certain that is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,7 +21,8 @@ from halteres.errors import EnvironmentFailed
 from halteres.files import NOT_JSON, lines_of, open_regular, read_regular
 from halteres.observe.metrics import LONGEST_ROW, Row, decoded, read_rows
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.intervals import CONFIDENCE, Difference, Pair, paired, unpaired
+
+CONFIDENCE = 0.95
 
 CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
 TRUNCATED, LENGTH = "eval/truncated", "eval/completion_lengths"
@@ -34,6 +36,81 @@ _NO_GAIN = ("eval/num_", "eval/policy_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One task, measured twice."""
+
+    before: float
+    after: float
+    weight: float = 1.0  # how many held-out tasks were this one: generators repeat themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How much higher the second mean is than the first."""
+
+    delta: float
+    interval: tuple[float, float] | None = None  # None: nothing is known about its size
+    num_tasks: int | None = None  # a repeated one counts as often as it was asked; None: not known one by one
+    method: Literal["paired", "unpaired", "none"] = "none"
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As answers and results.json have it; four decimals."""
+        ci95 = [round(bound, 4) + 0.0 for bound in self.interval] if self.interval else None  # + 0: no -0.0
+        facts = {"delta": round(self.delta, 4) + 0.0, "ci95": ci95, "num_tasks": self.num_tasks}
+        return {**facts, "certain": self.certain, "method": self.method}
+
+
+def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE) -> Difference:
+    """The mean difference over tasks that were measured twice.
+
+    It speaks of these two sets of weights on all tasks like these: both the choice of tasks and the noise of sampling
+    are in the interval. What another seed of training would have given is not.
+
+    Args:
+        pairs: at least one.
+        spread: how far apart two measurements can be: 1 for shares.
+        confidence: of the interval.
+
+    Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired proportions: the interval
+    of the plain mean after two more tasks, one that gained everything and one that lost everything. Here it is used
+    for means over several samples as well, and repeated tasks count as one observation of that weight. A t interval
+    fails where few tasks change, for then nearly all differences are 0; how often this one holds is simulated in
+    `tests/runs/test_intervals.py`.
+    """
+    observed = [(pair.after - pair.before, pair.weight) for pair in pairs]
+    num = math.fsum(weight for _, weight in observed)
+    delta = math.fsum(weight * difference for difference, weight in observed) / num
+    adjusted = [*observed, (spread, 1.0), (-spread, 1.0)]
+    centre = math.fsum(weight * difference for difference, weight in adjusted) / (num + 2)
+    squares = math.fsum((weight * (difference - centre)) ** 2 for difference, weight in adjusted)
+    margin = _quantile(confidence) * math.sqrt(squares) / (num + 2)
+    low, high = max(-spread, centre - margin), min(spread, centre + margin)
+    return Difference(delta=delta, interval=(low, high), num_tasks=round(num), method="paired")
+
+
+def unpaired(before: tuple[float, float], after: tuple[float, float], confidence: float = CONFIDENCE) -> Difference:
+    """The difference of two (mean, standard error), as if they were of different tasks: wider than `paired`.
+
+    Standard errors of 0 are those of a single task, or of tasks that all came out alike: then there is no interval.
+    """
+    delta, error = after[0] - before[0], math.hypot(before[1], after[1])
+    if error == 0:
+        return Difference(delta=delta)
+    margin = _quantile(confidence) * error
+    return Difference(delta=delta, interval=(delta - margin, delta + margin), method="unpaired")
+
+
+def _quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """One evaluation."""
 
@@ -43,46 +120,18 @@ class Evaluation:
     success_threshold: float = 0.0  # a score above it is a success
 
 
-@dataclass(slots=True)
-class _Task:
-    """What one held-out task came to, over its samples."""
-
-    total: float = 0.0
-    count: int = 0
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-
-@dataclass(slots=True)
-class _Measured:
-    """One figure, task by task."""
-
-    tasks: defaultdict[bytes, _Task] = field(default_factory=lambda: defaultdict(_Task))  # by a hash of what was asked
-    low: float = math.inf
-    high: float = -math.inf
-
-    def add(self, prompt: bytes, value: float) -> None:
-        task = self.tasks[prompt]
-        task.total, task.count = task.total + value, task.count + 1
-        self.low, self.high = min(self.low, value), max(self.high, value)
-
-    def agrees(self, figure: float) -> bool:
-        count = sum(task.count for task in self.tasks.values())
-        return abs(math.fsum(task.total for task in self.tasks.values()) / count - figure) < AGREES
-
-
 def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
     """Every evaluation that was counted, oldest first; `rows`: of metrics.jsonl, one per step."""
     threshold = run.success_threshold
-    return [evaluation(run.path, row, threshold) for row in rows if _figures(row)]
+    found = (evaluation(run.path, row, threshold) for row in rows)
+    return [one for one in found if one.figures]
 
 
 def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
     """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
     samples = folder / "evals" / f"step_{row['step']}/samples.jsonl" if folder else None
-    return Evaluation(step=row["step"], figures=_figures(row), samples=samples, success_threshold=success_threshold)
+    figures = {name: float(value) for name, value in row.items() if name.startswith("eval/") and _is_finite(value)}
+    return Evaluation(step=row["step"], figures=figures, samples=samples, success_threshold=success_threshold)
 
 
 def differences(before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE) -> dict[str, Difference]:
@@ -91,68 +140,69 @@ def differences(before: Evaluation, after: Evaluation, confidence: float = CONFI
     Shares, scores, lengths are compared task by task where both have samples of the same prompts. Other figures have
     an interval where the evaluation reports their standard error (`NAME_stderr`), and none else.
     """
-    first, second = _measured(before), _measured(after)
-    return {
-        name: (_paired(first.get(name), second.get(name), name, confidence))
-        or _apart(name, before.figures, after.figures, confidence)
-        for name in after.figures
-        if name in before.figures and not name.endswith("_stderr") and not name.startswith(_NO_GAIN)
-    }
+    first, second = _by_task(before), _by_task(after)
+    found: dict[str, Difference] = {}
+    for name in after.figures:
+        if name not in before.figures or name.endswith("_stderr") or name.startswith(_NO_GAIN):
+            continue
+        task_by_task = (
+            _paired(first[name], second[name], name, confidence) if name in first and name in second else None
+        )
+        error, mean, later = f"{name}_stderr", before.figures[name], after.figures[name]
+        apart = Difference(delta=later - mean)
+        if error in before.figures and error in after.figures:
+            apart = unpaired((mean, before.figures[error]), (later, after.figures[error]), confidence)
+        found[name] = task_by_task or apart
+    return found
 
 
-def _paired(first: _Measured | None, second: _Measured | None, name: str, confidence: float) -> Difference | None:
+@dataclass(slots=True)
+class _Figure:
+    """One figure, task by task."""
+
+    tasks: defaultdict[bytes, list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # by a hash of the question
+
+    @property
+    def values(self) -> list[float]:
+        return [value for values in self.tasks.values() for value in values]
+
+
+def _paired(first: _Figure, second: _Figure, name: str, confidence: float) -> Difference | None:
     """None where the two were not asked the same, or nearly."""
-    if first is None or second is None:
-        return None
     shared = first.tasks.keys() & second.tasks.keys()
     if 2 * len(shared) < min(len(first.tasks), len(second.tasks)):
         return None
-    spread = 1.0 if name in _SHARES else max(first.high, second.high) - min(first.low, second.low)
-    least = min(second.tasks[prompt].count for prompt in shared)
+    values = first.values + second.values
+    spread = 1.0 if name in _SHARES else max(values) - min(values)
+    least = min(len(second.tasks[prompt]) for prompt in shared)
     pairs = [
         Pair(
-            before=first.tasks[prompt].mean,
-            after=second.tasks[prompt].mean,
-            weight=second.tasks[prompt].count / least,
+            before=math.fsum(first.tasks[prompt]) / len(first.tasks[prompt]),
+            after=math.fsum(second.tasks[prompt]) / len(second.tasks[prompt]),
+            weight=len(second.tasks[prompt]) / least,
         )
         for prompt in sorted(shared)
     ]
     return paired(pairs, spread, confidence) if spread > 0 else None
 
 
-def _apart(name: str, before: Mapping[str, float], after: Mapping[str, float], confidence: float) -> Difference:
-    error = f"{name}_stderr"
-    if error in before and error in after:
-        return unpaired((before[name], before[error]), (after[name], after[error]), confidence)
-    return Difference(delta=after[name] - before[name])
-
-
-def _measured(evaluation: Evaluation) -> dict[str, _Measured]:
-    """The figures that the samples bear out, task by task."""
+def _by_task(evaluation: Evaluation) -> dict[str, _Figure]:
+    """The figures that the samples bear out."""
     if evaluation.samples is None:
         return {}
     try:
-        facts = evaluation.samples.stat()
-        found = _read(evaluation.samples, facts.st_size, facts.st_mtime_ns, evaluation.success_threshold)
+        stat = evaluation.samples.stat()
+        found = _read(evaluation.samples, stat.st_size, stat.st_mtime_ns, evaluation.success_threshold)
     except OSError:
         return {}
-    reported = evaluation.figures
-    return {name: told for name, told in found.items() if name in reported and told.agrees(reported[name])}
-
-
-@lru_cache(maxsize=64)
-def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Mapping[str, _Measured]:
-    """Every figure of the samples; a file is read once, however many runs it is compared with."""
-    found: defaultdict[str, _Measured] = defaultdict(_Measured)
-    with open_regular(file) as stream:
-        for line in lines_of(stream, LONGEST_ROW):
-            sample = decoded(_decoder, line)
-            if sample is None or not sample.prompt:
-                continue  # torn, of another kind, or of a task that is not told
-            prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
-            for name, value in _values(sample, success_threshold):
-                found[name].add(prompt, value)
-    return found
+    return {
+        name: figure
+        for name, figure in found.items()
+        if name in evaluation.figures
+        and abs(math.fsum(figure.values) / len(figure.values) - evaluation.figures[name]) < AGREES
+    }
 
 
 class _Sample(msgspec.Struct, gc=False):
@@ -169,29 +219,37 @@ class _Sample(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(_Sample)
 
 
-def _values(sample: _Sample, success_threshold: float) -> Iterable[tuple[str, float]]:
-    """What one sample tells for which figure. Without a temperature it counts as sampled at 1."""
-    score = _number(sample.score)
-    correct = None if score is None else float(score > success_threshold)
-    if sample.temperature == 0:
-        values = {GREEDY: correct}
-    else:
-        truncated = None if sample.finish is None else float(sample.finish == "length")
-        values = {CORRECT: correct, SCORE: score, LENGTH: _number(sample.tokens), TRUNCATED: truncated}
-    return [(name, value) for name, value in values.items() if value is not None]
+@lru_cache(maxsize=64)
+def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Mapping[str, _Figure]:
+    """Every figure of the samples; a file is read once, however many runs it is compared with."""
+    found: defaultdict[str, _Figure] = defaultdict(_Figure)
+    with open_regular(file) as stream:
+        for line in lines_of(stream, LONGEST_ROW):
+            sample = decoded(_decoder, line)
+            if sample is None or not sample.prompt:
+                continue  # torn, of another kind, or of a task that is not told
+            prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
+            for name, value in _values(sample, success_threshold):
+                found[name].tasks[prompt].append(value)
+    return found
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if _is_finite(value) else None
+def _values(sample: _Sample, success_threshold: float) -> Iterator[tuple[str, float]]:
+    """What one sample gives for which figure. Without a temperature it counts as sampled at 1."""
+    greedy = sample.temperature == 0
+    if _is_finite(sample.score):
+        yield GREEDY if greedy else CORRECT, float(sample.score > success_threshold)
+        if not greedy:
+            yield SCORE, float(sample.score)
+    if not greedy and _is_finite(sample.tokens):
+        yield LENGTH, float(sample.tokens)
+    if not greedy and sample.finish is not None:
+        yield TRUNCATED, float(sample.finish == "length")
 
 
 def _is_finite(value: Any) -> bool:
     """Whether it is a number that a float can hold; whole numbers may be longer."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
-def _figures(row: Row) -> dict[str, float]:
-    return {name: float(value) for name, value in row.items() if name.startswith("eval/") and _is_finite(value)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,46 +280,50 @@ class Compared:
 
 def before_and_after(run: RunDirectory) -> list[Compared]:
     """Tasks that the first and the last evaluation with answers share, those first that gained most."""
-    files = sorted((run.path / "evals").glob("step_*/samples.jsonl"), key=_step_of)
+
+    def step_of(samples: Path) -> int:
+        digits = samples.parent.name.removeprefix("step_")
+        return int(digits) if digits.isdecimal() else -1
+
+    def by_prompt(file: Path) -> dict[str, Row]:
+        rows = reversed(read_rows(file))  # of several answers the first
+        return {json.dumps([row.get("prompt"), row.get("task")]): row for row in rows}
+
+    def score_of(row: Row) -> float:
+        score = row.get("score")
+        return float(score) if isinstance(score, int | float) else 0.0
+
+    files = sorted((run.path / "evals").glob("step_*/samples.jsonl"), key=step_of)
     if len(files) < 2:
         return []
-    before, after, threshold = _by_prompt(files[0]), _by_prompt(files[-1]), run.success_threshold
+    before, after = by_prompt(files[0]), by_prompt(files[-1])
     shared = [
         Compared(
-            prompt=last.get("prompt"),
+            prompt=after[prompt].get("prompt"),
             before=str(before[prompt].get("completion", "")),
-            before_score=_score(before[prompt]),
-            after=str(last.get("completion", "")),
-            after_score=_score(last),
-            success_threshold=threshold,
+            before_score=score_of(before[prompt]),
+            after=str(after[prompt].get("completion", "")),
+            after_score=score_of(after[prompt]),
+            success_threshold=run.success_threshold,
         )
-        for prompt, last in after.items()
+        for prompt in reversed(after)
         if prompt in before
     ]
     return sorted(shared, key=lambda task: task.before_score - task.after_score)
 
 
-def _step_of(samples: Path) -> int:
-    digits = samples.parent.name.removeprefix("step_")
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _by_prompt(file: Path) -> dict[str, Row]:
-    found: dict[str, Row] = {}
-    for row in read_rows(file):
-        found.setdefault(json.dumps([row.get("prompt"), row.get("task")]), row)
-    return found
-
-
-def _score(sample: Row) -> float:
-    score = sample.get("score")
-    return float(score) if isinstance(score, (int, float)) else 0.0
-
-
 LOGGED = "logged.jsonl"
 """Rows that a foreign environment logged to W&B while it evaluated."""
 
-EVAL = "eval/"
+
+class _Results(msgspec.Struct):
+    all: dict[str, Any]
+
+
+class _Report(msgspec.Struct):
+    """metrics.json, as far as it is read."""
+
+    results: _Results
 
 
 def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[str, Any]:
@@ -275,43 +337,24 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
     Raises:
         EnvironmentFailed: it gave none.
     """
-    found = _reported(folder) if program.is_foreign else _printed(output)
-    if found is None:
+    how = "`evaluate` has to return them, or to give them to evaluate_log."
+    found: Mapping[str, Any] | None = None
+    if program.is_foreign:
         how = "`evaluate` has to give them to evaluate_log, or to the next wandb_log under names that begin with eval/."
-        raise EnvironmentFailed(
-            f"The evaluation of {program.path.name} gave no figures.",
-            how if program.is_foreign else "`evaluate` has to return them, or to give them to evaluate_log.",
-        )
-    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    return {name if name.startswith(EVAL) else EVAL + name: value for name, value in numbers.items()}
-
-
-def _printed(output: str) -> Mapping[str, Any] | None:
-    for line in reversed(output.splitlines()):
+        rows = read_rows(folder / LOGGED)
+        found = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
         try:
-            answer = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(answer, dict):
-            return answer
-    return None
-
-
-class _Results(msgspec.Struct):
-    all: dict[str, Any]
-
-
-class _Report(msgspec.Struct):
-    """metrics.json, as far as it is read."""
-
-    results: _Results
-
-
-def _reported(folder: Path) -> Mapping[str, Any] | None:
-    rows = read_rows(folder / LOGGED)
-    logged = {name: value for row in rows for name, value in row.items() if name.startswith(EVAL)}
-    try:
-        reported = msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
-    except (OSError, *NOT_JSON):
-        reported = {}
-    return {**logged, **reported} or None
+            found |= msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
+        except (OSError, *NOT_JSON):
+            found = found or None
+    else:
+        for line in output.splitlines():
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                continue
+            found = answer if isinstance(answer, dict) else found
+    if found is None:
+        raise EnvironmentFailed(f"The evaluation of {program.path.name} gave no figures.", how)
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return {name if name.startswith("eval/") else f"eval/{name}": value for name, value in numbers.items()}

@@ -1,6 +1,6 @@
-"""How a run's failure is told: which process, at which step, what its log says, which settings would mend it.
+"""How a run's failure is reported: which process, at which step, what its log says, which settings would mend it.
 
-Whether memory was wanting is read from logs and, where it counts them, from the kernel.
+Whether memory was wanting is read from the words of processes and libraries and, where it counts them, from the kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,14 +23,10 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.progress import Given, read_given
 from halteres.runs.state import RunState, read_state
 
-if TYPE_CHECKING:
-    from halteres.runs.directory import RunDirectory
-
+Changes = dict[str, Any]
 
 TOKENS = 64
 """Lengths are lowered to a multiple of this many tokens."""
-
-Changes = dict[str, Any]
 
 
 def smaller(env: Mapping[str, Any]) -> Changes:
@@ -39,7 +35,8 @@ def smaller(env: Mapping[str, Any]) -> Changes:
     >>> smaller({"max_token_length": 1024, "batch_size": 64, "group_size": 8})
     {'max_token_length': 768, 'batch_size': 32}
     """
-    length, batch, group = (_count(env.get(name)) for name in ("max_token_length", "batch_size", "group_size"))
+    values = (env.get(name) for name in ("max_token_length", "batch_size", "group_size"))
+    length, batch, group = (value if isinstance(value, int) and value > 0 else 0 for value in values)
     changes = {
         "max_token_length": length * 3 // 4 // TOKENS * TOKENS,
         "batch_size": batch // 2 // max(1, group) * max(1, group),  # whole groups
@@ -56,10 +53,6 @@ def mending(code: str | None, given: Given) -> Changes:
     return {}
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
 Memory = Literal["GPU memory", "memory"]
 """As a sentence calls it."""
 
@@ -74,8 +67,6 @@ _WORDS: tuple[tuple[Memory, re.Pattern[str]], ...] = (
 COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 """Where the kernel counts whom it has killed: in this container, in this machine."""
 
-_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
 
 def ran_out(lines: Iterable[str]) -> Memory | None:
     """Which memory these lines say there was too little of; None where they say no such thing.
@@ -83,15 +74,15 @@ def ran_out(lines: Iterable[str]) -> Memory | None:
     >>> ran_out(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."])
     'GPU memory'
     """
-    told = "\n".join(lines)
-    return next((memory for memory, words in _WORDS if words.search(told)), None)
+    text = "\n".join(lines)
+    return next((memory for memory, words in _WORDS if words.search(text)), None)
 
 
 def kernel_kills() -> int:
     """Processes that the kernel has killed for want of memory since it began to count; 0 where it does not tell."""
     for file in COUNTERS:
         try:
-            counted = _KILLS.search(Path(file).read_text())
+            counted = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
         except OSError:
             continue
         if counted:
@@ -105,29 +96,50 @@ class DiskFull(HalteresError):
     code = "disk_full"
 
 
+class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+    """control/failure.json: what a process of ours wrote when it ended with an error."""
+
+    role: str
+    code: str
+    what: str
+    why: str = ""
+    next: str = ""
+
+
 _LOG_LINES = 60
 _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
 """A line that tells of an error: our processes' last words, or a log line of that level."""
+
+_REMARK = re.compile(r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): ")
+"""A line that gives no reason: a log's remark, or what aiohttp says of a process that ends at once."""
+
+NO_REASON = "It gave no reason: does its code end the process (sys.exit, os._exit)?"
 
 
 def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool) -> ProcessFailed:
     """A process of the run ended though it should not have."""
     when = f"at step {step}" if ready else "before it was ready"
-    told, exited = _told(run, role, code), {"process": role, "code": code}
-    if short := _short_of(run, role, told):
-        return _out_of_memory(run, f"{title} ran out of {short} {when}.", exited)
+    last_words, exited = _last_words(run, role, code), {"process": role, "code": code}
+    if memory := _wanting_memory(run, role, last_words):
+        remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
+        lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
+        what = f"{title} ran out of {memory} {when}."
+        failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
+        failed.code = "gpu_oom"
+        return failed
     what = f"{title} {how(code)} {when}."
-    if told is None:
-        return _ended(run, role, what, _said(run, role, code) or _possibly(role, code), exited)
-    failed = _ended(run, role, what, " ".join(part for part in (told.what, told.why, told.next) if part), exited)
-    failed.code = told.code
+    if last_words is None:
+        return _ended(run, role, what, _said(run, role, code) or _guess(role, code), exited)
+    why = " ".join(part for part in (last_words.what, last_words.why, last_words.next) if part)
+    failed = _ended(run, role, what, why, exited)
+    failed.code = last_words.code
     return failed
 
 
 def gave_up(run: RunDirectory, role: str, code: int | None) -> bool:
     """Whether the process said that it would come to the same end if it were started again."""
-    told = _told(run, role, code)
-    return told is not None and told.code == EnvironmentGaveUp.code
+    last_words = _last_words(run, role, code)
+    return last_words is not None and last_words.code == EnvironmentGaveUp.code
 
 
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
@@ -143,24 +155,14 @@ def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:
 
 def disk_full(run: RunDirectory) -> DiskFull:
     """There is no room left for the run's files."""
-    room = "Make room"
-    return DiskFull(
-        "The disk is full.", f"Nothing more can be written in {run.path}.", _going_on(run, room), first=room
-    )
-
-
-def _out_of_memory(run: RunDirectory, what: str, exited: dict[str, Any]) -> ProcessFailed:
-    remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
-    lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
-    failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
-    failed.code = "gpu_oom"
-    return failed
+    first, why = "Make room", f"Nothing more can be written in {run.path}."
+    return DiskFull("The disk is full.", why, _going_on(run, first), first=first)
 
 
 def _ended(run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None) -> ProcessFailed:
     """With where to look, and how to go on."""
-    told = {} if exited is None else {"exit": exited}
-    return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **told)
+    facts = {} if exited is None else {"exit": exited}
+    return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **facts)
 
 
 def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
@@ -173,16 +175,27 @@ def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
     return read_state(run.path / "run.json").resume(f"{first}, then {go_on}" if first else go_on.capitalize())
 
 
-def _short_of(run: RunDirectory, role: str, told: LastWords | None) -> Memory | None:
+def _last_words(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
+    """What the process wrote as its reason; None for foreign programs, and for one that did not end by itself."""
+    if code != 1:
+        return None
+    try:
+        words = msgspec.json.decode(read_regular(run.path / "control" / "failure.json"), type=LastWords)
+    except (OSError, *NOT_JSON):
+        return None
+    return words if words.role == role else None
+
+
+def _wanting_memory(run: RunDirectory, role: str, last_words: LastWords | None) -> Memory | None:
     """Which memory there was too little of. The service's log is not asked: trainer and engine tell it themselves."""
     if role not in ("trainer", "service"):
         return None  # what an environment needs is not for our settings to mend
-    words = [told.what, told.why] if told else []
+    words = [last_words.what, last_words.why] if last_words else []
     own = run.log_tail(role, _LOG_LINES) if role == "trainer" else []
     return ran_out([*words, *own, *run.log_tail("engine", _LOG_LINES)])
 
 
-def _possibly(role: str, code: int | None) -> str:
+def _guess(role: str, code: int | None) -> str:
     """A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always."""
     unknown = code is None and role == "service"
     if (code == -signal.SIGKILL or unknown) and (kills := kernel_kills()):
@@ -200,33 +213,6 @@ def how(code: int | None) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-class LastWords(msgspec.Struct, frozen=True, kw_only=True):
-    """control/failure.json: what a process of ours wrote when it ended with an error."""
-
-    role: str
-    code: str
-    what: str
-    why: str = ""
-    next: str = ""
-
-
-def _told(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
-    """What the process wrote as its reason; None for foreign programs, and for one that did not end by itself."""
-    if code != 1:
-        return None
-    try:
-        words = msgspec.json.decode(read_regular(run.path / "control" / "failure.json"), type=LastWords)
-    except (OSError, *NOT_JSON):
-        return None
-    return words if words.role == role else None
-
-
-_REMARK = re.compile(r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): ")
-"""A line that gives no reason: a log's remark, or what aiohttp says of a process that ends at once."""
-
-NO_REASON = "It gave no reason: does its code end the process (sys.exit, os._exit)?"
 
 
 def reason(lines: Sequence[str], code: int) -> str:
@@ -270,25 +256,18 @@ def failed_process(run: RunDirectory, state: RunState) -> FailedProcess | None:
         return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
     if state.phase == "evaluation":
         return None  # training was over, its processes had been ended: what failed is what comes after it
-    for event in _unanswered(run):
-        return FailedProcess(str(event.get("role")), event.get("code"))
-    return FailedProcess(_BY_PHASE[state.phase], None) if state.phase else None
-
-
-def _unanswered(run: RunDirectory) -> list[Mapping[str, Any]]:
-    """Exits after which the process was not started again: the first one ended the run, the others followed from it."""
-    exits: dict[str, Mapping[str, Any]] = {}
+    exits: dict[str, int | None] = {}  # of processes that were not started again
     for event in run.events():
         if event.get("type") == "process_exit":
-            exits.setdefault(str(event.get("role")), event)
+            exits.setdefault(str(event.get("role")), event.get("code"))
         elif event.get("type") == "restart":
             exits.pop(str(event.get("role")), None)
-    return [event for event in exits.values() if (event.get("role"), event.get("code")) != ("env", 0)]
-
-
-EVENT = "restart"
+    for role, code in exits.items():  # the first one ended the run, the others followed from it
+        if (role, code) != ("env", 0):
+            return FailedProcess(role, code)
+    return FailedProcess(_BY_PHASE[state.phase], None) if state.phase else None
 
 
 def read_restarts(events: Path) -> dict[str, int]:
     """Role -> how often it was started again; none where nothing was."""
-    return dict(Counter(str(row.get("role")) for row in read_rows(events) if row.get("type") == EVENT))
+    return dict(Counter(str(row.get("role")) for row in read_rows(events) if row.get("type") == "restart"))

@@ -1,25 +1,25 @@
-"""What a run has come to: its figures, what it has gained, its weights, what it took.
-
-Owns: which checkpoint's weights are the result; the nouns `Outcome`, `Weights`, `Cost`.
-Never: writes, decides how a run ended.
-"""
+"""What a run has come to: its figures, what it has gained, its weights, what it took; and the picture of it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.config import environ
+from halteres.errors import ServerError, boundary
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.metrics import Row, merge_by_step
+from halteres.redaction import Redactor
 from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
-from halteres.runs.reading.intervals import Difference
+from halteres.runs.reading.evaluations import Difference, Evaluation, differences, evaluations
 from halteres.runs.state import RunState
 from halteres.scores import REWARD_FILE
 
@@ -73,37 +73,28 @@ class Outcome:
 
 def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
     """Read it now; at any time of a run."""
-    rows = merge_by_step(run.metrics())
+    rows, checkpoints = merge_by_step(run.metrics()), run.checkpoints()
     found = evaluations(run, rows)
-    return Outcome(
-        rows=rows,
-        evaluations=found,
-        weights=_weights(run),
-        cost=_cost(state, rows),
-        gains=differences(found[0], found[-1]) if len(found) > 1 else {},
-    )
-
-
-def _weights(run: RunDirectory) -> Weights:
-    checkpoints = run.checkpoints()
     newest = next((row for row in reversed(checkpoints) if row.get("sampler_path") or row.get("final")), {})
     resumable = next((row for row in reversed(checkpoints) if row.get("state_path")), {})
     adapter, model = run.path / "adapter", run.path / RESULT
-    return Weights(
-        step=newest.get("step"),
-        sampler=newest.get("sampler_path"),
-        state=resumable.get("state_path"),
-        peft_dir=adapter if adapter.is_dir() else None,
-        reward_model=model if (model / REWARD_FILE).is_file() else None,
-    )
-
-
-def _cost(state: RunState, rows: Sequence[Mapping[str, object]]) -> Cost:
     began = int((state.resume_point or {}).get("step", 0))
-    tokens = [row.get("tokens/action") for row in rows if isinstance(step := row.get("step"), int) and step > began]
-    return Cost(
-        minutes=((state.ended_at or time.time()) - state.created_at) / 60,
-        tokens=round(math.fsum(count for count in tokens if isinstance(count, int | float))),
+    tokens = [row.get("tokens/action") for row in rows if row["step"] > began]
+    return Outcome(
+        rows=rows,
+        evaluations=found,
+        weights=Weights(
+            step=newest.get("step"),
+            sampler=newest.get("sampler_path"),
+            state=resumable.get("state_path"),
+            peft_dir=adapter if adapter.is_dir() else None,
+            reward_model=model if (model / REWARD_FILE).is_file() else None,
+        ),
+        cost=Cost(
+            minutes=((state.ended_at or time.time()) - state.created_at) / 60,
+            tokens=round(math.fsum(count for count in tokens if isinstance(count, int | float))),
+        ),
+        gains=differences(found[0], found[-1]) if len(found) > 1 else {},
     )
 
 
@@ -114,11 +105,60 @@ _ITS_OWN = ("run.environment", "run.name")
 
 
 def chosen(run: RunDirectory) -> dict[str, Any]:
-    """section.field -> value; nothing where the file that tells cannot be read."""
+    """What the run was started with: section.field -> value; nothing where the file that tells cannot be read."""
     try:
-        told = json.loads(read_regular(run.path / "config.resolved.json"))
+        settings = json.loads(read_regular(run.path / "config.resolved.json"))
     except (OSError, *NOT_JSON):
         return {}
-    rows = told.items() if isinstance(told, dict) else ()
+    rows = settings.items() if isinstance(settings, dict) else ()
     given = {name: row.get("value") for name, row in rows if isinstance(row, dict) and row.get("source") in _CHOSEN}
     return {name: value for name, value in given.items() if name not in _ITS_OWN}
+
+
+PLOT = "plot.png"
+
+_drawing = threading.Lock()
+"""Tools run in threads, and matplotlib's fonts are not made for several."""
+
+
+def draw(run: RunDirectory, state: RunState, rows: Sequence[Row], file: Path) -> None:
+    """Draw one run; ServerError where matplotlib cannot: it reads fonts and caches of the machine."""
+    alerts = [
+        (event["rule"], event["step"])
+        for event in run.events()
+        if event.get("type") == "alert" and isinstance(event.get("rule"), str) and isinstance(event.get("step"), int)
+    ]
+    with _drawing, boundary(ServerError, "Plotting"):
+        from halteres.observe import plots
+
+        title = f"{state.name}: {state.status} at step {state.step} of {state.total_steps}"
+        plot = plots.plot_reward_training if state.kind == "reward" else plots.plot_run
+        plot(rows, file, Redactor.of_this_process().text(title), alerts)
+
+
+def picture_of(run: RunDirectory, state: RunState, rows: Sequence[Row]) -> Path:
+    """The run's own picture once it has ended, else one drawn now, in the cache."""
+    own = run.path / PLOT
+    if state.terminal and own.exists():
+        return own
+    file = _cache() / f"plot-{run.run_id}.png"
+    draw(run, state, rows, file)
+    return file
+
+
+def comparison_of(curves: Mapping[str, Sequence[Row]], metrics: Sequence[str]) -> Path:
+    """One picture of several runs, by label, in the cache; the same runs and metrics always have the same file."""
+    known = hashlib.sha256(repr((sorted(curves), list(metrics))).encode()).hexdigest()[:12]
+    file, redactor = _cache() / f"compare-{known}.png", Redactor.of_this_process()
+    with _drawing, boundary(ServerError, "Plotting"):
+        from halteres.observe import plots
+
+        labelled = {redactor.text(label): rows for label, rows in curves.items()}
+        plots.plot_runs(labelled, file, f"{len(curves)} runs", *metrics)
+    return file
+
+
+def _cache() -> Path:
+    folder = environ.home() / "cache"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,24 +1,22 @@
-"""What a run has reached, read from its directory.
-
-Owns: the few figures that whoever watches wants to see while a run goes on.
-Never: prints, writes, waits.
-"""
+"""What a run has reached, read from its directory: figures of its steps, alerts, how its processes are."""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from halteres.config import environ
 from halteres.files import NOT_JSON, open_regular, read_regular
-from halteres.observe.metrics import decoded, read_lines
+from halteres.next_step import NextStep, Remedy
+from halteres.observe.metrics import Row, decoded, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.alerts import Alert, read_alerts
 from halteres.runs.state import RunState
 
 Series = tuple[tuple[int, float], ...]
@@ -27,15 +25,88 @@ Series = tuple[tuple[int, float], ...]
 RECENT = 8
 """Steps whose pace is taken for the pace of those to come."""
 
-
 MANY = 0.5
-"""From this share of a step's groups on, those that were dropped are told of."""
+"""From this share of a step's groups on, those that were dropped are reported."""
 
 FAILED_ROLLOUTS, DROPPED_GROUPS = "rollouts/failed/", "groups/dropped/"
 """Before a reason: counts in an environment's row."""
 
+SEED_ROLES = ("api", "trainer", "env")
+"""Processes that every RL run has: clients of the seeds read them without asking whether they are there."""
 
-class FailedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+
+def conditions(state: RunState) -> dict[str, str]:
+    """Every process of the run, in words."""
+    roles = dict.fromkeys((*(SEED_ROLES if state.kind == "rl" else ()), *state.processes))
+    return {role: condition(state.processes.get(role, {})) for role in roles}
+
+
+def condition(facts: Mapping[str, Any]) -> str:
+    """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by SIGKILL" and others."""
+    code, state = facts.get("exit"), str(facts.get("state") or "")
+    if isinstance(code, int) and code < 0:
+        try:
+            return f"ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"ended by signal {-code}"
+    if code is not None:
+        return state or (f"exited ({code})" if isinstance(code, int) else "ended")
+    return (state or "running") if facts.get("pid") else "not started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """What one rule said last: what is wrong though nothing has failed."""
+
+    rule: str
+    step: int
+    evidence: str
+    remedy: Remedy
+    times: int = 1  # how often it has spoken
+
+    def __str__(self) -> str:
+        often = f", {self.times} times" if self.times > 1 else ""
+        said = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
+        return f"{self.rule} (step {self.step}{often}): {said}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As events.jsonl has it: the remedy as text, and in its parts."""
+        steps, later = (
+            [{"tool": step.tool, "args": dict(step.args)} for step in calls]
+            for calls in (self.remedy.steps, self.remedy.later)
+        )
+        parts = {"steps": steps, "words": self.remedy.words, "later": later}
+        return {"rule": self.rule, "step": self.step, "evidence": self.evidence, "remedy": str(self.remedy), **parts}
+
+
+def read_alerts(file: Path) -> tuple[Alert, ...]:
+    """One alert for each rule that has spoken, in the order of their first words; none where there is no file."""
+    return _alerts(_events(read_lines(file), "alert"))
+
+
+def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
+    by_rule: dict[str, Alert] = {}
+    for event in events:
+        rule, step = str(event.get("rule")), event.get("step")
+        remedy = Remedy(words=str(event.get("remedy") or ""))  # of an earlier version's event, which has the text alone
+        if "steps" in event:
+            steps, later = (
+                tuple(NextStep(step["tool"], step["args"]) for step in event[name]) for name in ("steps", "later")
+            )
+            remedy = Remedy(steps, event["words"], later)
+        by_rule[rule] = Alert(
+            rule=rule,
+            step=step if isinstance(step, int) else 0,
+            evidence=str(event.get("evidence") or ""),
+            remedy=remedy,
+            times=by_rule[rule].times + 1 if rule in by_rule else 1,
+        )
+    return tuple(by_rule.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedEvaluation:
     """An evaluation that gave no figures."""
 
     step: int
@@ -105,7 +176,7 @@ class Progress:
     @property
     def remaining_s(self) -> float | None:
         """Seconds left by the last steps' pace, the last evaluation included, or None before the first."""
-        return None if self.step_s is None else self.step_s * self._left + self.evaluation_s
+        return None if self.step_s is None else self._remaining_s(self.step_s)
 
     @property
     def remaining_between_s(self) -> tuple[float, float] | None:
@@ -113,9 +184,10 @@ class Progress:
         if not self.recent_s:
             return None
         ordered = sorted(self.recent_s)
-        quartiles = ordered[len(ordered) // 4], ordered[len(ordered) * 3 // 4]
-        low, high = (step_s * self._left + self.evaluation_s for step_s in quartiles)
-        return low, high
+        return self._remaining_s(ordered[len(ordered) // 4]), self._remaining_s(ordered[len(ordered) * 3 // 4])
+
+    def _remaining_s(self, step_s: float) -> float:
+        return step_s * max(0, self.total_steps - self.step) + self.evaluation_s
 
     @property
     def success_rates(self) -> Series:
@@ -138,21 +210,35 @@ class Progress:
         newest = self.eval_failed[-1] if self.eval_failed else None
         return newest if newest and newest.step > max((step for step, _ in self.evaluation), default=-1) else None
 
-    @property
-    def _left(self) -> int:
-        return max(0, self.total_steps - self.step)
-
 
 def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     """Look at the run now; `state`: where it was read just before."""
     state = state or run.state()
-    lines = read_lines(run.path / "metrics.jsonl")
+    lines, events = read_lines(run.path / "metrics.jsonl"), read_lines(run.path / "events.jsonl")
     rows = [row for line in lines if (row := decoded(_decoder, line)) is not None]
-    events = read_lines(run.path / "events.jsonl")
-    reward, evaluation = _series(rows, lambda row: row.reward), _series(rows, lambda row: row.evaluation)
-    preferred = _series(rows, lambda row: row.preferred)
-    trained = reward or preferred
-    evaluated_last = bool(evaluation) and evaluation[-1][0] >= state.total_steps
+
+    def series(value_of: Callable[[_Row], float | None]) -> Series:
+        """One metric over the steps; where a step was told twice, the last word holds."""
+        values = {row.step: value for row in rows if (value := value_of(row)) is not None}
+        return tuple(sorted(values.items()))
+
+    reward, evaluation, preferred = (
+        series(lambda row: row.reward),
+        series(lambda row: row.evaluation),
+        series(lambda row: row.preferred),
+    )
+    versions, norms = series(lambda row: row.version), series(lambda row: row.update_norm)
+    trained, evaluated = reward or preferred, _events(events, "eval")
+    is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps  # the last evaluation is over
+    failed_rollouts = Counter[str]()
+    for _, counts in _counts(lines, FAILED_ROLLOUTS):
+        failed_rollouts.update(counts)
+    dropped: dict[int, DroppedGroups] = {}
+    for row, counts in _counts(lines, DROPPED_GROUPS):
+        others = (row.get(name) for name in ("groups/sent", "groups/kept", "groups/set_aside"))
+        num_groups = sum(counts.values()) + sum(other for other in others if isinstance(other, int))
+        if isinstance(step := row.get("step"), int):
+            dropped[step] = DroppedGroups(reasons=counts, num_groups=num_groups)
     return Progress(
         status=state.status,
         phase=state.phase,
@@ -160,31 +246,33 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
         reward=reward,
-        success=_series(rows, lambda row: row.success),
+        success=series(lambda row: row.success),
         preferred=preferred,
-        held_out_preferred=_series(rows, lambda row: row.held_out_preferred),
+        held_out_preferred=series(lambda row: row.held_out_preferred),
         evaluation=evaluation,
-        recent_s=tuple(seconds for _, seconds in _series(rows, lambda row: row.step_s)[-RECENT:]),
-        alerts=read_alerts(run.path / "events.jsonl"),
-        eval_failed=tuple(FailedEvaluation(step=it.step, why=it.error) for it in _events(events, "eval_failed")),
-        no_evaluation=next((event.error for event in _events(events, "no_evaluation")), ""),
+        recent_s=tuple(seconds for _, seconds in series(lambda row: row.step_s)[-RECENT:]),
+        alerts=_alerts(_events(events, "alert")),
+        eval_failed=tuple(
+            FailedEvaluation(step=it.get("step", 0), why=it.get("error", "")) for it in _events(events, "eval_failed")
+        ),
+        no_evaluation=next((event.get("error", "") for event in _events(events, "no_evaluation")), ""),
         error=state.error,
-        correct=_series(rows, lambda row: row.correct),
-        evaluated_tasks=_series(rows, lambda row: row.num_tasks),
-        failed_tasks=_series(rows, lambda row: row.num_failed),
-        failed_rollouts=_failed_rollouts(lines),
-        dropped=_dropped(lines),
-        loss_per_token=_series(rows, lambda row: row.loss_per_token),
-        kl=_series(rows, lambda row: row.kl),
-        kl_reference=_series(rows, lambda row: row.kl_reference),
-        implicit_reward_gap=_series(rows, lambda row: row.implicit_reward_gap),
-        share_of_gain=_series(rows, lambda row: row.share_of_gain),
-        without_signal=_series(rows, lambda row: row.without_signal),
-        skipped_steps=sum(value > 0 for _, value in _series(rows, lambda row: row.skipped)),
-        policy_version=next((int(value) for _, value in reversed(_series(rows, lambda row: row.version))), None),
-        update_norm=next((value for _, value in reversed(_series(rows, lambda row: row.update_norm))), None),
+        correct=series(lambda row: row.correct),
+        evaluated_tasks=series(lambda row: row.num_tasks),
+        failed_tasks=series(lambda row: row.num_failed),
+        failed_rollouts=dict(failed_rollouts),
+        dropped=dropped,
+        loss_per_token=series(lambda row: row.loss_per_token),
+        kl=series(lambda row: row.kl),
+        kl_reference=series(lambda row: row.kl_reference),
+        implicit_reward_gap=series(lambda row: row.implicit_reward_gap),
+        share_of_gain=series(lambda row: row.share_of_gain),
+        without_signal=series(lambda row: row.without_signal),
+        skipped_steps=sum(value > 0 for _, value in series(lambda row: row.skipped)),
+        policy_version=int(versions[-1][1]) if versions else None,
+        update_norm=norms[-1][1] if norms else None,
         sinks=tuple(f"{name}: {it.line}" for name, it in read_reports(run.path).items() if it.state != "starting"),
-        evaluation_s=0.0 if evaluated_last else _last_evaluation_s(events),
+        evaluation_s=0.0 if is_evaluated or not evaluated else evaluated[-1].get("took_s", 0.0),
     )
 
 
@@ -192,15 +280,12 @@ def last_reward(run: RunDirectory) -> float | None:
     """The newest reward alone, from the end of the file: a list of runs asks for many."""
     try:
         with open_regular(run.path / "metrics.jsonl") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - _END_BYTES))
+            stream.seek(max(0, stream.seek(0, 2) - 16 * 1024))
             lines = stream.read().split(b"\n")
     except OSError:
         return None
     rows = (row for line in reversed(lines) if (row := decoded(_decoder, line)) is not None)
     return next((row.reward for row in rows if row.reward is not None), None)
-
-
-_END_BYTES = 16 * 1024
 
 
 class _Row(msgspec.Struct, kw_only=True, gc=False):
@@ -228,76 +313,38 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
 
 
 _decoder = msgspec.json.Decoder(_Row)
+_row_decoder = msgspec.json.Decoder(Row)
 
 
-_counts_decoder = msgspec.json.Decoder(dict[str, Any])
-
-
-def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[dict[str, Any], dict[str, int]]]:
+def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, int]]]:
     """Rows that count something under names with this prefix, and these counts by what comes after it."""
-    mark, found = f'"{prefix}'.encode(), list[tuple[dict[str, Any], dict[str, int]]]()
-    for line in lines:
-        if mark in line and (row := decoded(_counts_decoder, line)) is not None:
-            counts = {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
-            found.append((row, {name: count for name, count in counts.items() if isinstance(count, int)}))
-    return found
+    found = [
+        row for line in lines if f'"{prefix}'.encode() in line and (row := decoded(_row_decoder, line)) is not None
+    ]
+    return [
+        (
+            row,
+            {
+                name.removeprefix(prefix): count
+                for name, count in row.items()
+                if name.startswith(prefix) and isinstance(count, int)
+            },
+        )
+        for row in found
+    ]
 
 
-def _failed_rollouts(lines: Sequence[bytes]) -> dict[str, int]:
-    total = Counter[str]()
-    for _, counts in _counts(lines, FAILED_ROLLOUTS):
-        total.update(counts)
-    return dict(total)
-
-
-def _dropped(lines: Sequence[bytes]) -> dict[int, DroppedGroups]:
-    found = dict[int, DroppedGroups]()
-    for row, counts in _counts(lines, DROPPED_GROUPS):
-        others = (row.get(name) for name in ("groups/sent", "groups/kept", "groups/set_aside"))
-        num_groups = sum(counts.values()) + sum(other for other in others if isinstance(other, int))
-        if isinstance(step := row.get("step"), int):
-            found[step] = DroppedGroups(reasons=counts, num_groups=num_groups)
-    return found
-
-
-class _Event(msgspec.Struct, kw_only=True, gc=False):
-    """What is read of a row of events.jsonl."""
-
-    type: str
-    step: int = 0
-    took_s: float = 0.0
-    error: str = ""
-
-
-_event_decoder = msgspec.json.Decoder(_Event)
-
-
-def _events(lines: Sequence[bytes], kind: str) -> list[_Event]:
+def _events(lines: Sequence[bytes], kind: str) -> list[Row]:
     """Events of this kind; most lines are looked at and not decoded."""
-    mark, found = b'"' + kind.encode() + b'"', list[_Event]()
-    for line in lines:
-        if mark in line and (event := decoded(_event_decoder, line)) is not None:
-            found.append(event)
-    return [event for event in found if event.type == kind]
-
-
-def _last_evaluation_s(lines: Sequence[bytes]) -> float:
-    """How long the newest evaluation took; 0 before the first."""
-    evaluated = _events(lines, "eval")
-    return evaluated[-1].took_s if evaluated else 0.0
-
-
-def _series(rows: Sequence[_Row], value_of: Callable[[_Row], float | None]) -> Series:
-    """One metric over the steps; where a step was told twice, the last word holds."""
-    values = {row.step: value for row in rows if (value := value_of(row)) is not None}
-    return tuple(sorted(values.items()))
+    mark = f'"{kind}"'.encode()
+    found = (row for line in lines if mark in line and (row := decoded(_row_decoder, line)) is not None)
+    return [event for event in found if event.get("type") == kind]
 
 
 class GivenRun(msgspec.Struct, frozen=True, kw_only=True):
     """Section `run`."""
 
     wandb_project: str | None = None
-    wandb_entity: str | None = None
 
     @property
     def project(self) -> str:
@@ -313,7 +360,7 @@ class GivenTrainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given."""
+    """The settings of a run, of whatever version, as far as its readers need them."""
 
     run: GivenRun = GivenRun()
     env: dict[str, Any] = {}
@@ -321,7 +368,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_given(run: RunDirectory) -> Given:
-    """The run's settings, as far as they matter here; nothing was given where they cannot be read."""
+    """From settings.json; nothing was given where that cannot be read."""
     try:
         return msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
     except (OSError, *NOT_JSON):

@@ -1,13 +1,12 @@
 """The rollouts of a run, as its environment wrote them: rollouts/step_N.jsonl, one line for each group.
 
-Owns: reading them while they grow and however large they are; the nouns `Rollout`, `StepOfRollouts`.
-Never: shortens or judges one.
+They are read while they grow and however large they are: first as marks, then those that are wanted in full.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -61,23 +60,6 @@ class Rollout:
     outcome: str | None = None  # how its episode ended, where the environment tells
 
 
-@dataclass(slots=True)
-class StepOfRollouts:
-    """All rollouts of one step, as marks."""
-
-    file: Path
-    marks: list[Mark] = field(default_factory=list)
-    num_groups: int = 0  # that have rollouts
-    failures: Counter[str] = field(default_factory=Counter)  # by code: rollouts that came to nothing
-    why: str | None = None  # of the last failure
-    whole: bool = True  # everything was read
-
-    def rollouts(self, marks: Sequence[Mark]) -> list[Rollout]:
-        """These in full."""
-        with open_regular(self.file) as stream:
-            return [_rollout(_line_at(stream, mark.offset), mark.place) for mark in marks]
-
-
 class _Completion(msgspec.Struct, gc=False):
     text: str = ""
     score: float | None = None
@@ -102,6 +84,40 @@ class _Line(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Line)
 
 
+@dataclass(slots=True)
+class StepOfRollouts:
+    """All rollouts of one step, as marks."""
+
+    file: Path
+    marks: list[Mark] = field(default_factory=list)
+    num_groups: int = 0  # that have rollouts
+    failures: Counter[str] = field(default_factory=Counter)  # by code: rollouts that came to nothing
+    why: str | None = None  # of the last failure
+    whole: bool = True  # everything was read
+
+    def rollouts(self, marks: Sequence[Mark]) -> list[Rollout]:
+        """These in full."""
+        found = list[Rollout]()
+        with open_regular(self.file) as stream:
+            for mark in marks:
+                stream.seek(mark.offset)
+                group = _decoder.decode(stream.readline(LINE_BYTES))
+                one = group.completions[mark.place]
+                rollout = Rollout(
+                    item=group.item,
+                    prompt=group.prompt,
+                    completion=one.text,
+                    score=one.score,
+                    tokens=one.tokens,
+                    finish=one.finish,
+                    turns=tuple(one.turns),
+                    outcome=one.outcome if one.outcome in get_args(Outcome) else None,
+                    group_scores=tuple(other.score for other in group.completions),
+                )
+                found.append(rollout)
+        return found
+
+
 def steps_of(run: RunDirectory) -> list[int]:
     """The steps whose rollouts there are, ascending."""
     files = (file for file in (run.path / "rollouts").glob("step_*.jsonl") if file.is_file())
@@ -112,48 +128,20 @@ def steps_of(run: RunDirectory) -> list[int]:
 def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
     """All rollouts of this step, so far. A line that was torn by a crash is left out."""
     found = StepOfRollouts(run.path / "rollouts" / f"step_{step}.jsonl")
-    for offset, line in _lines(found):
-        if (group := _group(line)) is None:
-            continue
-        found.num_groups += bool(group.completions)
-        found.marks += [
-            Mark(offset, place, one.score, hash(one.text), one.tokens, one.finish)
-            for place, one in enumerate(group.completions)
-        ]
-        for failure in group.failures:
-            found.failures[failure.code] += 1
-            found.why = failure.why
-    return found
-
-
-def _lines(found: StepOfRollouts) -> Iterator[tuple[int, bytes]]:
     with open_regular(found.file) as stream:
         while line := stream.readline(LINE_BYTES):
             if stream.tell() > READ_BYTES:
                 found.whole = False
-                return
-            yield stream.tell() - len(line), line
-
-
-def _line_at(stream: Any, offset: int) -> _Line:
-    stream.seek(offset)
-    return _decoder.decode(stream.readline(LINE_BYTES))
-
-
-def _group(line: bytes) -> _Line | None:
-    return decoded(_decoder, line)
-
-
-def _rollout(group: _Line, place: int) -> Rollout:
-    one = group.completions[place]
-    return Rollout(
-        item=group.item,
-        prompt=group.prompt,
-        completion=one.text,
-        score=one.score,
-        tokens=one.tokens,
-        finish=one.finish,
-        turns=tuple(one.turns),
-        outcome=one.outcome if one.outcome in get_args(Outcome) else None,
-        group_scores=tuple(other.score for other in group.completions),
-    )
+                break
+            if (group := decoded(_decoder, line)) is None:
+                continue
+            offset = stream.tell() - len(line)
+            found.num_groups += bool(group.completions)
+            found.marks += [
+                Mark(offset, place, one.score, hash(one.text), one.tokens, one.finish)
+                for place, one in enumerate(group.completions)
+            ]
+            for failure in group.failures:
+                found.failures[failure.code] += 1
+                found.why = failure.why
+    return found

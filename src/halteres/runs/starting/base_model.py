@@ -1,8 +1,4 @@
-"""The base model of a run: which one a name means, on this disk or in a service.
-
-Owns: looking it up, its size, the sentences for one that is not there or cannot be used.
-Never: downloads; loads weights.
-"""
+"""The base model of a run: which one a name means, on this disk or in a service. Nothing is downloaded or loaded."""
 
 from __future__ import annotations
 
@@ -49,10 +45,21 @@ def models_home() -> Path:
 
 def find_folder(name: str) -> Path:
     """The absolute folder of the base model of this name, or at this path. ModelMissing where there is none."""
-    folder = model_folder(name, models_home())
-    if folder is None:
-        raise _missing(name)
-    return folder
+    if (folder := model_folder(name, models_home())) is not None:
+        return folder
+    path = Path(name).expanduser()
+    expected = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
+    here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
+    no_folder = f"There is no folder {expected.absolute()}."
+    raise ModelMissing(
+        f"Model '{name}' is not there.",
+        f"{expected} has no config.json." if expected.is_dir() else no_folder,
+        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
+        f" the path of a folder or to one of: {', '.join(here)}.",
+        field="inference.model",
+        did_you_mean=nearest(name, here),
+        allowed=here,
+    )
 
 
 def shape_of(folder: Path) -> ModelShape:
@@ -68,11 +75,11 @@ def shape_of(folder: Path) -> ModelShape:
         ) from error
 
 
-def own_model(asked: InferenceSettings) -> RunModel:
+def own_model(inference: InferenceSettings) -> RunModel:
     """For a service of the run's own: the model must lie on this disk, and be one that the engine computes."""
-    folder = find_folder(asked.model)
-    name = asked.model if builtin_path(asked.model) else str(folder)
-    if asked.engine == "scripted":  # it reads the vocabulary's size and no weights
+    folder = find_folder(inference.model)
+    name = inference.model if builtin_path(inference.model) else str(folder)
+    if inference.engine == "scripted":  # it reads the vocabulary's size and no weights
         return RunModel(name=name, tokenizer=str(folder))
     shape = shape_of(folder)
     if not shape.is_decoder:
@@ -85,26 +92,32 @@ def own_model(asked: InferenceSettings) -> RunModel:
     return RunModel(name=name, tokenizer=str(folder), shape=shape)
 
 
-def given_model(asked: InferenceSettings, service_url: str) -> RunModel:
+def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For somebody else's service: it must answer, have this model, and let environments sample.
 
     Raises:
         NotReady, ServiceUnusable, InvalidConfig: it does not.
     """
-    folder = str(model_folder(asked.model, models_home()) or asked.model)
-    told = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
-    name, there = told.get("name"), told.get("folder")
+    folder = str(model_folder(inference.model, models_home()) or inference.model)
+    model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
+    name, there = model.get("name"), model.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
         if _ask("/runs/preflight/v1/models", service_url) is None:
-            raise _cannot_sample(service_url)
-        return RunModel(name=asked.model, tokenizer=folder)
-    if not {asked.model, folder, str(Path(asked.model).expanduser().absolute())} & {name, there}:
+            raise ServiceUnusable(
+                f"Environments cannot sample from the service at {service_url}.",
+                "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has"
+                " them.",
+                "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its"
+                " own.",
+            )
+        return RunModel(name=inference.model, tokenizer=folder)
+    if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {name, there}:
         rule = f"the service at {service_url} serves '{name}'"
-        raise refusal([Problem(field="inference.model", got=asked.model, rule=rule, suggest=(name,))])
+        raise refusal([Problem(field="inference.model", got=inference.model, rule=rule, suggest=(name,))])
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
-def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
+def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:
     """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's address, and the model.
 
     Raises:
@@ -112,36 +125,12 @@ def found_model(asked: InferenceSettings) -> tuple[str | None, RunModel]:
         NotReady, ServiceUnusable: of the service.
     """
     try:
-        return None, own_model(asked)
+        return None, own_model(inference)
     except ModelMissing:
         url = (environ.service_url() or "").rstrip("/")
         if not url:
             raise
-        return url, given_model(asked, url)
-
-
-def _missing(name: str) -> ModelMissing:
-    path = Path(name).expanduser()
-    folder = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
-    here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
-    why = f"{folder} has no config.json." if folder.is_dir() else f"There is no folder {folder.absolute()}."
-    return ModelMissing(
-        f"Model '{name}' is not there.",
-        why,
-        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
-        f" the path of a folder or to one of: {', '.join(here)}.",
-        field="inference.model",
-        did_you_mean=nearest(name, here),
-        allowed=here,
-    )
-
-
-def _cannot_sample(service_url: str) -> ServiceUnusable:
-    return ServiceUnusable(
-        f"Environments cannot sample from the service at {service_url}.",
-        "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has them.",
-        "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its own.",
-    )
+        return url, given_model(inference, url)
 
 
 def _ask(path: str, service_url: str) -> dict[str, Any] | None:

@@ -1,7 +1,25 @@
-"""This machine, as a run sees it: cores, memory, GPU.
+"""This machine, as a run sees it, and how much of its memory a run needs: a formula, measured against the engine.
 
-Owns: what is free now; whether the engine will use a GPU.
-Never: imports torch, reserves anything.
+Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E outputs of the query,
+key and value projection, H*W of all heads, V vocabulary, r rank of the adapter):
+
+    weights       4 P                          in bfloat16 2 P; all else is counted as if it were fp32, as most of it is
+    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals; or 2
+    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch
+    logits        + 4 * 2.5 * min(T V, 2^25)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^25) of a decode step
+    cache         8 L K W * rows * positions   keys and values, positions rounded up to a power of 2; for the policy and
+                                               an evaluation beside it; at most inference.cache_gb, without it 1 GiB
+                                               (where more is free, the engine may take up to a quarter of that), unless
+                                               one row alone needs more
+    adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two snapshots;
+                                               B numbers: each weight's B once more, as a block-diagonal matrix
+    processes     the engine without a model, and the six small processes of a run
+
+Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of the one that trains.
+
+The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the small ones, which
+need none of its memory. Peak resident memory of the engine on a CPU against this formula, in GB: a run of the built-in
+model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
 """
 
 from __future__ import annotations
@@ -13,7 +31,9 @@ import subprocess
 from dataclasses import dataclass
 
 from halteres.config import environ
+from halteres.config.settings import Settings
 from halteres.main_memory import Memory, main_memory
+from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
 from halteres.process import usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
@@ -68,7 +88,11 @@ def gpu() -> Gpu | None:
 def _usable_gpu() -> Gpu | None:
     """The first GPU, if the installed torch can use it."""
     program = shutil.which(NVIDIA_SMI)
-    if program is None or _torch_is_for_cpu():
+    try:
+        torch_is_for_cpu = importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        torch_is_for_cpu = True
+    if program is None or torch_is_for_cpu:
         return None
     query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
@@ -79,8 +103,126 @@ def _usable_gpu() -> Gpu | None:
         return None  # a driver that does not answer is no GPU to count on
 
 
-def _torch_is_for_cpu() -> bool:
-    try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return True
+WORKERS_PER_NODE = 8
+"""Groups under way at once where neither field says: atroposlib's default, and ours."""
+
+ANSWER_TOKENS = 512
+"""Tokens of an answer where the environment sets no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One run's demands."""
+
+    rank: int
+    group_size: int
+    batch_size: int  # sequences of one optimiser step
+    rows: int  # sequences that may be decoded at once
+    positions: int  # tokens of the longest sequence, prompt and answer
+    answer_tokens: int  # the most that one answer may have
+    steps: int
+    eval_every: int = 0  # 0: only first and last
+    eval_sequences: int = 0  # answers of one evaluation
+    cache_gb: float | None = None  # for keys and values; None: by what is free
+    weight_bytes: int = 4  # of one number of the base model
+    samplers: int = 0  # engines beside the one that trains
+
+    def evaluations(self, done: int = 0) -> int:
+        """Evaluations between the first and the last one, after step `done`."""
+        every = self.eval_every
+        return max(0, (self.steps - 1) // every - done // every) if every else 0
+
+
+def workload_of(settings: Settings) -> Workload:
+    """The demands of a run with these settings."""
+
+    def number(name: str, default: int) -> int:
+        """A positive number of the environment's; what says "no limit" (0, -1, null) or is no number is the default."""
+        value = settings.env.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+
+    longest = number("max_token_length", settings.trainer.max_token_trainer_length)
+    group = number("group_size", 1)
+    return Workload(
+        rank=settings.trainer.lora_rank,
+        group_size=group,
+        batch_size=number("batch_size", group),
+        rows=group * number("max_num_workers", number("max_num_workers_per_node", WORKERS_PER_NODE)),
+        positions=longest,
+        answer_tokens=min(number("max_new_tokens", ANSWER_TOKENS), longest),
+        steps=settings.trainer.total_steps,
+        eval_every=settings.trainer.eval_every,
+        eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
+        cache_gb=settings.inference.cache_gb,
+        weight_bytes=2 if settings.inference.dtype == "bfloat16" else 4,
+        samplers=settings.inference.samplers,
+    )
+
+
+NUMBER = 4
+"""Bytes of what is computed with weights."""
+
+PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 25, 512, 1 << 30
+"""The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
+
+CACHES = 2
+"""The policy's rows, and an evaluation's beside them."""
+
+UNFREED = 1.5
+"""Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""
+
+ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
+"""The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
+
+HELD_BYTES = 48
+"""Of one token of a batch, in the processes that hold it at once: trajectory server, trainer, environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Bytes, part by part."""
+
+    weights: int
+    loading: int  # beside the weights, while they are read
+    working: int  # beside the weights, at the peak of a step
+    processes: int
+
+    @property
+    def total(self) -> int:
+        """At the peak."""
+        return self.weights + max(self.loading, self.working) + self.processes
+
+
+def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
+    """What a run of this model needs where the model lies."""
+    per_token = 4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * work.rank
+    activations = int(PASS_TOKENS * shape.layers * per_token * UNFREED)  # numbers, until the backward
+
+    def logits(rows: int) -> int:
+        """Logits that exist at once."""
+        return min(rows * shape.vocabulary, HEAD_ELEMENTS)
+
+    training = activations + 5 * logits(PASS_TOKENS) // 2
+    busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))  # one or the other: the engine has one thread
+    adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
+    engines, caches = 1 + work.samplers, max(1, work.samplers)
+    return Need(
+        weights=engines * work.weight_bytes * shape.parameters,
+        loading=work.weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
+        working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work),
+        processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
+    )
+
+
+def batch_bytes(work: Workload) -> int:
+    """What a batch of the longest sequences takes beside the engine."""
+    return HELD_BYTES * work.batch_size * work.positions
+
+
+def cache_bytes(shape: ModelShape, work: Workload) -> int:
+    """What keys and values may grow to."""
+    per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * NUMBER
+    positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
+    most = int(work.cache_gb * 1e9) if work.cache_gb else CACHE_BYTES
+    row = positions * per_position
+    return max(row, min(CACHES * min(work.rows, DECODE_ROWS) * row, most))

@@ -1,45 +1,52 @@
-"""What must be true before a run begins: keys, disk, model, memory, environment, batch, caps, ports.
+"""What must be true before a run begins: keys, disk, model, memory, environment, batch, rewards, caps.
 
-Each check is named and has figures and a sentence; all are made, whichever fails. One process at a time may start a
-run, so that two cannot both be the last one that a cap allows.
+Each check is named and has figures and a sentence; all are made, whichever fails.
 """
 
 from __future__ import annotations
 
+import ast
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from halteres.config import environ
 from halteres.config.policies import Policy, PolicyCap, how_to_unlock, over_cap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.errors import NotFound, UserError
-from halteres.models.shape import ModelShape
-from halteres.runs import lock
-from halteres.runs.directory import RunDirectory, active_runs, list_runs
+from halteres.errors import HalteresError, InvalidConfig, NotFound, UserError, nearest
+from halteres.models.shape import ModelShape, adapter_numbers
+from halteres.rewards.model_folder import ModelFolder, read_model_folder
+from halteres.rewards.rubrics import read_rubric
+from halteres.runs.directory import RunDirectory, active_runs
 from halteres.runs.reading.failures import DiskFull
-from halteres.runs.starting import footprint, machine
+from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import RunModel, given_model, own_model
-from halteres.runs.starting.check import Check, attempt
-from halteres.runs.starting.footprint import Workload, workload_of
+from halteres.runs.starting.machine import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
-from halteres.runs.starting.reward_models import examine_components, examine_reward_models, server_bytes
-from halteres.runs.state import read_state
+from halteres.runs.starting.reward_models import (
+    FIELDS,
+    LISTS,
+    RUBRIC_FILES,
+    components_of,
+    reward_folders,
+    server_bytes,
+)
+
+T = TypeVar("T")
 
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
 
 MODEL = "inference.model"
 
-ROOM, LEAST_LENGTH = "room for answers", 32
+LEAST_LENGTH = 32
 """Tokens: a chat's own marks and one short question take as many; no answer fits beside them."""
 
-RATE, LARGE_MODEL, HIGH_RATE = "learning rate", 20_000_000, 1e-3
+LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
 """Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as the default is."""
 
 
@@ -53,6 +60,37 @@ class TooLarge(UserError):
     """The model does not fit into the memory that is free."""
 
     code = "preflight_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that must be true, and whether it is."""
+
+    name: str
+    ok: bool = True
+    found: str = ""  # what was found, a phrase
+    remedy: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    failure: HalteresError | None = None  # with which a run is refused; a failed check without one is advice
+
+    @property
+    def warning(self) -> str:
+        """What a failed check says that no run is refused for; else empty."""
+        return "" if self.ok or self.failure else f"{self.name}: {self.found}; {self.remedy}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer has it, without what is empty."""
+        words = {"found": self.found, "problem": self.failure.sentence if self.failure else "", "remedy": self.remedy}
+        return {"check": self.name, "ok": self.ok, **self.figures, **{k: v for k, v in words.items() if v}}
+
+
+def attempt(name: str, work: Callable[[], T]) -> tuple[Check, T | None]:
+    """A check that holds if `work` succeeds, and its result."""
+    try:
+        return Check(name=name), work()
+    except HalteresError as error:
+        return Check(name=name, ok=False, failure=error), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +141,28 @@ class Examined:
 
 def examine(plan: Plan) -> Examined:
     """Look at everything. Nothing is changed, nothing raised."""
+    settings, policy = plan.settings, plan.policy
     checks = [attempt("variables", environ.check)[0]]
-    if plan.policy.require_keys.start:
-        checks.append(attempt("keys", lambda: check_keys(plan.policy))[0])
-    resumable, point = attempt("checkpoint", lambda: _point(plan))
-    checks += [_told(resumable, point)] if plan.resume else []
+    if policy.require_keys.start:
+        checks.append(attempt("keys", lambda: check_keys(policy))[0])
+    point: ResumePoint | None = None
+    if (old := plan.resume) is not None:
+        check, point = attempt("checkpoint", lambda: resume_point(old, settings, plan.service_url))
+        checks.append(
+            replace(check, figures={"step": point.step}, found=f"of run {old.run_id}") if point is not None else check
+        )
     has_model, model = attempt("model present", lambda: _model(plan))
     shape = model.shape if model else None
-    rewards, reward_models = examine_reward_models(plan.settings.env)
-    fits = [_memory(plan, shape, server_bytes(reward_models))] if model else []
-    checks += [*(_held(plan.policy, check) for check in (has_model, *fits)), _disk(plan, shape)]
-    described, environment = attempt("environment", lambda: _environment(plan.settings))
-    checks += [described, attempt("batch", lambda: check_batch(plan.settings))[0], *_room(plan.settings), *_caps(plan)]
-    checks += [*_rate(plan.settings, shape), *rewards, *examine_components(plan.settings.env)]
+    reward_checks, reward_models = examine_reward_models(settings.env)
+    model_checks = [has_model, *([_memory(plan, shape, server_bytes(reward_models))] if model else [])]
+    for check in model_checks:
+        failure = check.failure
+        if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
+            failure.next = how_to_unlock(MODEL, policy)  # not for whoever starts a run to change
+    described, environment = attempt("environment", lambda: _environment(settings))
+    checks += [*model_checks, _disk(plan, shape), described, attempt("batch", lambda: check_batch(settings))[0]]
+    checks += [*_length(settings), *_caps(plan), *_rate(settings, shape), *reward_checks]
+    checks += examine_components(settings.env)
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)
@@ -146,12 +193,12 @@ def check_batch(settings: Settings) -> None:
 
 def check_keys(policy: Policy) -> None:
     """MissingKey where a variable is not set that the policy asks for to start."""
-    asked = policy.require_keys.start
-    missing = [name for name in asked if not environ.is_set(name)]
+    needed = policy.require_keys.start
+    missing = [name for name in needed if not environ.is_set(name)]
     if missing:
         raise MissingKey(
             f"{missing[0]} not set. Add it to ~/.hermes/.env, or export it.",
-            f"The policy '{policy.name}' asks for {', '.join(asked)}.",
+            f"The policy '{policy.name}' asks for {', '.join(needed)}.",
             "Set it where these tools are started.",
             field=missing[0],
             missing=missing,
@@ -159,78 +206,42 @@ def check_keys(policy: Policy) -> None:
 
 
 def _model(plan: Plan) -> RunModel:
-    asked = plan.settings.inference
-    return given_model(asked, plan.service_url) if plan.service_url else own_model(asked)
+    wanted = plan.settings.inference
+    return given_model(wanted, plan.service_url) if plan.service_url else own_model(wanted)
 
 
 def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     """Of the GPU where the engine will use one; `beside`: bytes of the run's reward server."""
-    there = machine.look()
+    there, work = machine.look(), plan.demands
     name = "gpu memory" if there.gpu and shape else "memory"
     free = (there.model_memory if shape else there.memory).free
-    needed = footprint.without_weights() + footprint.batch_bytes(plan.demands)
+    batch_bytes = machine.batch_bytes(work)
+    needed = machine.OTHERS_BYTES + batch_bytes
     if shape is not None:
-        needed = footprint.need(shape, plan.demands, on_gpu=there.gpu is not None).total
+        needed = machine.need(shape, work, on_gpu=there.gpu is not None).total
     needed += beside if name == "memory" else 0  # a reward server computes on the CPU
     figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
-    if name == "memory" and footprint.batch_bytes(plan.demands) > needed / 2:
-        return Check(name=name, ok=False, figures=figures, failure=_too_many(plan, needed, free, figures))
-    told = f" The run's reward models take {beside / 1e9:.1f} GB of it." if beside else ""
-    failure = TooLarge(
-        f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
-        f"The model is '{plan.settings.inference.model}'.{told}",
-        "Take a smaller inference.model, or end what else uses the memory.",
-        field="inference.model",
-        **figures,
-    )
+    what = f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
+    if name == "memory" and batch_bytes > needed / 2:  # it is the batch that does not fit
+        why = f"A batch is {work.batch_size:,} sequences of up to {work.positions:,} tokens."
+        failure = TooLarge(what, why, "Lower env.batch_size.", field="env.batch_size", **figures)
+    else:
+        rewards = f" The run's reward models take {beside / 1e9:.1f} GB of it." if beside else ""
+        why = f"The model is '{plan.settings.inference.model}'.{rewards}"
+        remedy = "Take a smaller inference.model, or end what else uses the memory."
+        failure = TooLarge(what, why, remedy, field=MODEL, **figures)
     return Check(name=name, ok=False, figures=figures, failure=failure)
-
-
-def _held(policy: Policy, check: Check) -> Check:
-    """A model that the policy holds is not for whoever starts a run to change: the operator is told how."""
-    failure = check.failure
-    if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
-        failure.next = how_to_unlock(MODEL, policy)
-    return check
-
-
-def _too_many(plan: Plan, needed: float, free: float, figures: Mapping[str, Any]) -> TooLarge:
-    """It is the batch that does not fit."""
-    work = plan.demands
-    return TooLarge(
-        f"Too little memory: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
-        f"A batch is {work.batch_size:,} sequences of up to {work.positions:,} tokens.",
-        "Lower env.batch_size.",
-        field="env.batch_size",
-        **figures,
-    )
-
-
-def _room(settings: Settings) -> list[Check]:
-    """Whether prompts have room beside their answers: advice, for how long prompts are nobody knows yet."""
-    longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
-    if not isinstance(longest, int) or not isinstance(answer, int) or not 0 < longest <= answer:
-        return []
-    found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
-    remedy = "raise max_token_length above max_new_tokens by the length of a prompt"
-    return [Check(name=ROOM, ok=longest > LEAST_LENGTH, found=found, remedy=remedy)]
-
-
-def _rate(settings: Settings, shape: ModelShape | None) -> list[Check]:
-    """Whether the built-in model's learning rate meets a large model."""
-    rate = settings.trainer.learning_rate
-    if shape is None or shape.parameters < LARGE_MODEL or rate < HIGH_RATE:
-        return []
-    found = f"{rate:g} suits the built-in model of 0.9 M parameters; this model has {shape.parameters / 1e6:.0f} M"
-    remedy = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
-    return [Check(name=RATE, ok=False, found=found, remedy=remedy)]
 
 
 def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     there = next(folder for folder in (plan.home, *plan.home.parents) if folder.exists())
-    free, needed = shutil.disk_usage(there).free, FREE_BYTES + _checkpoints(plan, shape)
+    free, needed, trainer = shutil.disk_usage(there).free, FREE_BYTES, plan.settings.trainer
+    if shape is not None:  # checkpoints: weights and two moments each
+        intervals = (trainer.checkpoint_every, trainer.eval_every)
+        count = 2 + sum(trainer.total_steps // every for every in intervals if every)
+        needed += count * 3 * machine.NUMBER * adapter_numbers(shape, trainer.lora_rank)
     figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)
@@ -243,79 +254,105 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     return Check(name="disk", ok=False, figures=figures, failure=failure)
 
 
-def _checkpoints(plan: Plan, shape: ModelShape | None) -> int:
-    """Bytes of a run's checkpoints: weights and two moments each."""
-    if shape is None:
-        return 0
-    trainer = plan.settings.trainer
-    count = 2 + sum(trainer.total_steps // every for every in (trainer.checkpoint_every, trainer.eval_every) if every)
-    return count * 3 * footprint.NUMBER * footprint.adapter_numbers(shape, trainer.lora_rank)
-
-
 def _environment(settings: Settings) -> EnvironmentProgram:
     """It must be there and accept these settings."""
     environment = program_of(settings.run)
-    told = describe(environment, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
-    if told.problems:
-        raise refusal(told.problems)
-    if told.is_foreign and settings.trainer.deterministic:
+    description = describe(environment, {name: it for name, it in settings.env.items() if name not in ENV_WIRING})
+    if description.problems:
+        raise refusal(description.problems)
+    if description.is_foreign and settings.trainer.deterministic:
         rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
-    return replace(environment, is_foreign=told.is_foreign)
+    return replace(environment, is_foreign=description.is_foreign)
 
 
-def _caps(plan: Plan) -> list[Check]:
-    caps = plan.policy.caps
-    asked: Sequence[tuple[str, object, Callable[[], None]]] = (
-        ("steps allowed", caps.max_steps, lambda: _check_steps(plan)),
-        ("runs allowed", caps.max_concurrent_runs, lambda: check_concurrency(plan.policy)),
-    )
-    return [attempt(name, work)[0] for name, cap, work in asked if cap is not None]
+def _length(settings: Settings) -> Iterator[Check]:
+    """Whether prompts have room beside their answers: advice, for how long prompts are nobody knows yet."""
+    longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
+    if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
+        found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
+        remedy = "raise max_token_length above max_new_tokens by the length of a prompt"
+        yield Check(name="room for answers", ok=longest > LEAST_LENGTH, found=found, remedy=remedy)
 
 
-def _check_steps(plan: Plan) -> None:
-    problem = over_cap(plan.policy, plan.settings.trainer.total_steps)
-    if problem is not None:
-        raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
+def _rate(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
+    """Whether the built-in model's learning rate meets a large model."""
+    rate = settings.trainer.learning_rate
+    if shape is not None and shape.parameters >= LARGE_MODEL and rate >= HIGH_RATE:
+        found = f"{rate:g} suits the built-in model of 0.9 M parameters; this model has {shape.parameters / 1e6:.0f} M"
+        remedy = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+        yield Check(name="learning rate", ok=False, found=found, remedy=remedy)
 
 
-def _point(plan: Plan) -> ResumePoint | None:
-    return resume_point(plan.resume, plan.settings, plan.service_url) if plan.resume else None
+def _caps(plan: Plan) -> Iterator[Check]:
+    def check_steps() -> None:
+        problem = over_cap(plan.policy, plan.settings.trainer.total_steps)
+        if problem is not None:
+            raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
+
+    if plan.policy.caps.max_steps is not None:
+        yield attempt("steps allowed", check_steps)[0]
+    if plan.policy.caps.max_concurrent_runs is not None:
+        yield attempt("runs allowed", lambda: check_concurrency(plan.policy))[0]
 
 
-def _told(check: Check, point: ResumePoint | None) -> Check:
-    if point is None:
-        return check
-    return Check(name=check.name, figures={"step": point.step}, found=f"of run {point.run.run_id}")
+def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:
+    """A check per folder that an environment's settings name as a reward model, and those that are one."""
+    checks, models = list[Check](), list[ModelFolder]()
+    for folder in reward_folders(env):
+        check, model = attempt("reward model", lambda folder=folder: read_model_folder(folder))
+        if model is not None:
+            models.append(model)
+        if check.failure is not None:
+            named = next(name for name in FIELDS if folder in reward_folders({name: env.get(name)}))
+            check.failure.details.setdefault("field", f"env.{named}")
+        checks.append(replace(check, found=str(model.path) if model else ""))
+    return checks, models
 
 
-LOCK = ".starting"
-WITHIN_S = 30.0
-"""Making a run takes milliseconds; going on from one with large checkpoints may take seconds."""
+def examine_components(env: Mapping[str, Any]) -> list[Check]:
+    """A check per function in a file and per rubric, which the environment would fail at as soon as it begins.
 
-
-@contextmanager
-def admitting(home: Path) -> Iterator[None]:
-    """Hold the lock while the block runs.
-
-    Raises:
-        NotReady: somebody else held it all the time.
-        OSError: the folder of all runs cannot be made or written.
+    A function of a module is the environment's to find: its interpreter and its folder are others.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    with lock.locked(home / LOCK, WITHIN_S, "Another run is just being started."):
-        yield
+    checks = list[Check]()
+    for name in LISTS:
+        for component in components_of(env.get(name)):
+            function, rubric = component.get("function"), component.get("rubric")
+            if isinstance(function, str) and function.rpartition(":")[0].endswith(".py"):
+                checks.append(attempt("reward function", lambda named=function: _check_function(named))[0])
+            if rubric and (not isinstance(rubric, str) or "\n" in rubric or rubric.endswith(RUBRIC_FILES)):
+                checks.append(attempt("rubric", lambda given=rubric: read_rubric(given))[0])
+            for failure in (check.failure for check in checks if check.failure):
+                failure.details.setdefault("field", f"env.{name}")
+    return checks
 
 
-def run_of_key(key: str | None) -> RunDirectory | None:
-    """The run that was started with this key; None where there is none, or no key."""
-    if not key:
-        return None
-    return next((run for run in list_runs() if _key(run) == key), None)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def _key(run: RunDirectory) -> str | None:
+def _check_function(function: str) -> None:
+    """NotFound or InvalidConfig where the file is not there, is no Python, or defines nothing of the name."""
+    place, _, name = function.rpartition(":")
+    file = Path(place).expanduser()
     try:
-        return read_state(run.path / "run.json").idempotency_key
-    except NotFound:  # removed while we looked
-        return None
+        tree = ast.parse(file.read_bytes())
+    except FileNotFoundError as error:
+        beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
+        raise NotFound(
+            f"There is no file {file} for the reward function '{name}'.",
+            next=f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it.",
+        ) from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
+    bound = {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
+    if not bound & {name, "*"}:
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        guess = nearest(name, defined)
+        raise InvalidConfig(
+            f"There is no function '{name}' in {file}.",
+            f"It defines {', '.join(defined) or 'none'}.",
+            f"Did you mean '{guess}'?" if guess else "",
+        )

@@ -1,13 +1,11 @@
 """Going on from another run's newest checkpoint.
 
-Owns: which checkpoint, whether the settings fit it, and what the new run carries over.
-Never: changes the old run: its end stays what it was.
-
-A resumed run is a new run with `resumed_from`. Its service stands on a copy of the old one's state (journal copied,
-checkpoint files linked: they alone are never written again), so that the old checkpoints keep their tinker:// paths and
-the new run lives on when the old one is deleted. Where the old run used somebody else's service, the checkpoints are
-there, and the new run must use the same. Metrics, evaluations and rollouts up to the checkpoint come along: the curve
-is whole; so does what the environment saved of itself. Groups come not: those of the step under way are drawn again.
+A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service stands on a copy of the
+old one's state (journal copied, checkpoint files linked: they alone are never written again), so that the old
+checkpoints keep their tinker:// paths and the new run lives on when the old one is deleted. Where the old run used
+somebody else's service, the checkpoints are there, and the new run must use the same. Metrics, evaluations and rollouts
+up to the checkpoint come along: the curve is whole; so does what the environment saved of itself. Groups do not: those
+of the step under way are drawn again.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +25,12 @@ from halteres.errors import Conflict, NotFound
 from halteres.files import linked
 from halteres.models import model_folder
 from halteres.next_step import NextStep
-from halteres.observe.metrics import append_row
+from halteres.observe.metrics import Row, append_row
+from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
-from halteres.runs import identity
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RunState
 
-JOURNAL = "journal.sqlite"
 RESUME_FIELDS = ("name", "step", "state_path", "version")
 ROLES_END_WITHIN_S = 15.0
 
@@ -55,20 +52,23 @@ class ResumePoint:
         """What the trainer is told."""
         return {name: self.checkpoint[name] for name in RESUME_FIELDS if name in self.checkpoint}
 
+    def metrics(self) -> list[Row]:
+        """The old run's metrics up to here."""
+        return [row for row in self.run.metrics() if row.get("step", self.step + 1) <= self.step]
+
 
 def resume_point(old: RunDirectory, settings: Settings, service_url: str | None) -> ResumePoint:
     """The newest checkpoint of `old`, if a run with these settings can go on from it."""
     state = old.state()
     if state.kind == "reward":
-        evaluate = NextStep(
-            "rl_evaluate_reward_model", {"model": str(old.path / RESULT), "data": "HELD_OUT"}, "It is complete"
-        )
+        arguments = {"model": str(old.path / RESULT), "data": "HELD_OUT"}
+        evaluate = NextStep("rl_evaluate_reward_model", arguments, "It is complete")
         following = evaluate if state.status == "completed" else state.resume("Go on with it")
         raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", next=following)
     if not state.terminal:
         stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
         raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
-    _wait_for_processes(old, state.processes)
+    _wait_for_processes(state)
     checkpoint = old.newest_checkpoint()
     if checkpoint is None:
         raise NotFound(
@@ -93,15 +93,15 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     return ResumePoint(run=old, checkpoint=checkpoint)
 
 
-def _wait_for_processes(old: RunDirectory, processes: Mapping[str, Mapping[str, Any]]) -> None:
+def _wait_for_processes(state: RunState) -> None:
     """A run whose supervisor was killed has processes that are just ending; their files must be at rest."""
     ends = time.monotonic() + ROLES_END_WITHIN_S
-    while living := [role for role, facts in processes.items() if identity.alive(facts)]:
+    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)}:
         if time.monotonic() > ends:
             raise Conflict(
-                f"Processes of run {old.run_id} are still alive: {', '.join(living)}.",
+                f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",
                 "Its supervisor is gone, and they have not ended by themselves.",
-                f"End them (pid {', '.join(str(processes[role]['pid']) for role in living)}), then resume.",
+                f"End them (pid {', '.join(living.values())}), then resume.",
             )
         time.sleep(0.1)
 
@@ -109,10 +109,17 @@ def _wait_for_processes(old: RunDirectory, processes: Mapping[str, Mapping[str, 
 def _check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
     """Raise where the settings do not fit. All steps done and the run not completed: its last evaluation and its
     results are left to do."""
-    old, new = (settings.inference.model for settings in (before, now))
-    problems = [] if _folder(old) == _folder(new) else [_made_with("inference.model", old, new)]
+
+    def made_with(field: str, old: object, new: object) -> Problem:
+        return Problem(field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,))
+
+    problems: list[Problem] = []
+    old, new = before.inference.model, now.inference.model
+    folders = [model_folder(model, environ.home() / "models") or model for model in (old, new)]
+    if str(folders[0]) != str(folders[1]):
+        problems.append(made_with("inference.model", old, new))
     if before.trainer.lora_rank != now.trainer.lora_rank:
-        problems.append(_made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank))
+        problems.append(made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank))
     concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
     if now.trainer.total_steps <= step and not concludes:
         rule = f"the checkpoint is at step {step}: nothing is left to do"
@@ -122,35 +129,25 @@ def _check_settings(before: Settings, now: Settings, step: int, *, has_completed
         raise refusal(problems)
 
 
-def _made_with(field: str, old: object, new: object) -> Problem:
-    return Problem(field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,))
-
-
-def _folder(model: str) -> str:
-    """What a model's name means: its folder, or the name."""
-    return str(model_folder(model, environ.home() / "models") or model)
-
-
 def carry_over(point: ResumePoint, into: Path, name: str) -> None:
-    """Copy what the new run of this name needs, into its folder that is still being made."""
+    """Copy what the new run of this name needs beside its metrics, into its folder that is still being made."""
     old = point.run
-    for row in old.metrics():
-        if row.get("step", point.step + 1) <= point.step:
-            append_row(into / "metrics.jsonl", row)
+
+    def is_done(entry: Path) -> bool:
+        digits = entry.stem[len("step_") :]
+        return (int(digits) if digits.isdigit() else 0) <= point.step
+
     for row in old.checkpoints():
-        if row.get("step", point.step + 1) <= point.step:
+        if row["step"] <= point.step:
             append_row(into / "checkpoints.jsonl", {**row, "final": False})  # the old run's last is not this one's
-    for entry in (old.path / "evals").glob("step_*"):
-        if _step_of(entry.name) <= point.step:
-            shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
-    for entry in (old.path / "rollouts").glob("step_*.jsonl"):
-        if _step_of(entry.stem) <= point.step:
-            shutil.copy2(entry, into / "rollouts" / entry.name)
+    for entry in filter(is_done, (old.path / "evals").glob("step_*")):
+        shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
+    for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
+        shutil.copy2(entry, into / "rollouts" / entry.name)
     saved = into / "env_checkpoints" / name  # what an environment saves of itself lies under the name of its run
-    for entry in (old.path / "env_checkpoints" / old.state().name).glob("step-*.json"):
-        if _step_of(entry.stem) <= point.step:
-            saved.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(entry, saved)
+    for entry in filter(is_done, (old.path / "env_checkpoints" / old.state().name).glob("step-*.json")):
+        saved.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(entry, saved)
     if (old.path / "service").is_dir():
         _copy_service_state(old.path / "service", into / "service")
 
@@ -160,28 +157,19 @@ def _copy_service_state(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     if (source / "checkpoints").is_dir():
         shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
-    if (source / JOURNAL).is_file():
-        _copy_journal(source, target)
-
-
-def _copy_journal(source: Path, target: Path) -> None:
-    """Copied first and opened then: to open the old one would write its write-ahead log into it."""
-    for name in (JOURNAL, f"{JOURNAL}-wal"):
+    journal = "journal.sqlite"
+    if not (source / journal).is_file():
+        return
+    # Copied first and opened then: to open the old one would write its write-ahead log into it.
+    for name in (journal, f"{journal}-wal"):
         if (source / name).is_file():
             shutil.copy2(source / name, target / name)
-    with closing(sqlite3.connect(target / JOURNAL)) as copy:
-        _close(copy)
+    with closing(sqlite3.connect(target / journal)) as copy:
+        # What was open there must not be executed again here, nor its adapters brought back: checkpoints come along.
+        for statement in ("DELETE FROM requests", "DELETE FROM burnt", "UPDATE models SET point = NULL"):
+            with suppress(
+                sqlite3.OperationalError
+            ):  # a journal of another version, which the service refuses by itself
+                copy.execute(statement)
+        copy.commit()
         copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where the old service died with rows in its log
-
-
-def _close(copy: sqlite3.Connection) -> None:
-    """What was open there must not be executed again here, nor its adapters brought back: checkpoints come along."""
-    for statement in ("DELETE FROM requests", "DELETE FROM burnt", "UPDATE models SET point = NULL"):
-        with suppress(sqlite3.OperationalError):  # a journal of another version, which the service refuses by itself
-            copy.execute(statement)
-    copy.commit()
-
-
-def _step_of(name: str) -> int:
-    digits = name[len("step_") :]
-    return int(digits) if digits.isdigit() else 0

@@ -1,17 +1,13 @@
-"""Starting a run that trains a reward model.
-
-Owns: its checks; what its directory says first.
-Never: supervises, trains.
-"""
+"""Starting a run that trains a reward model: its checks, and what its directory says first."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from halteres.config.policies import Policy, load_policy, over_cap
 from halteres.config.settings import Settings
@@ -21,8 +17,8 @@ from halteres.runs.directory import RunDirectory, new_run_id, runs_home
 from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import find_folder
 from halteres.runs.starting.preflight import TooLarge, check_keys
-from halteres.runs.starting.start import SUPERVISOR, begin_run
-from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, write_state
+from halteres.runs.starting.start import SUPERVISOR, begin_run, write_run
+from halteres.runs.state import RunState
 
 ENVIRONMENT = "reward-model"
 """What stands in run.json where other runs have their environment."""
@@ -49,31 +45,20 @@ class RewardStart:
 
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
-        state = self.state()
-        settings = Settings.model_validate(
-            {
-                "run": {"name": self.name} if self.name else {},
-                "inference": {"model": self.training.plan.model},
-                "trainer": {"total_steps": self.total_steps},
-            }
-        )
-        (folder / "settings.json").write_text(settings.model_dump_json(indent=1))
-        (folder / "policy.json").write_text(self.policy.model_dump_json(indent=1))
+        sections: dict[str, Any] = {
+            "run": {"name": self.name} if self.name else {},
+            "inference": {"model": self.training.plan.model},
+            "trainer": {"total_steps": self.total_steps},
+        }
+        state, metrics = self.state(), self.resumed.metrics() if self.resumed else []
         (folder / "config.yaml").write_text("env: {}\n")
         self.training.write(folder)
-        for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
-            (folder / name).touch()
-        if self.resumed:
-            step = (state.resume_point or {}).get("step", 0)
-            kept = [row for row in self.resumed.metrics() if row.get("step", 0) <= step]
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-        (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
-        write_state(folder / "run.json", state)
+        kept = [row for row in metrics if row.get("step", 0) <= state.step]
+        write_run(folder, state, Settings.model_validate(sections), self.policy, kept)
 
     def state(self) -> RunState:
         """What run.json says first."""
         newest = self.resumed.newest_checkpoint() if self.resumed else None
-        point = {name: newest.get(name) for name in ("name", "step", "state_path")} if newest else None
         return RunState(
             kind="reward",
             run_id=self.run_id,
@@ -85,10 +70,10 @@ class RewardStart:
             tokenizer=self.training.plan.model,
             total_steps=self.total_steps,
             created_at=time.time(),
-            step=int((point or {}).get("step") or 0),
+            step=newest["step"] if newest else 0,
             policy=self.policy.name,
             resumed_from=self.resumed.run_id if self.resumed else None,
-            resume_point=point,
+            resume_point={name: newest.get(name) for name in ("name", "step", "state_path")} if newest else None,
             idempotency_key=self.idempotency_key,
             processes={"trainer": {"pid": None, "exit": None, "state": "not started"}},
         )
@@ -106,18 +91,21 @@ def plan_reward_training(
         TooLarge: the memory that is free is less than what it takes.
         MissingKey, PolicyCap: the operator's policy does not allow it.
     """
+
+    def absolute(data: str) -> str:
+        """A file as it is named from anywhere; what is none is a name of the hub."""
+        return str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
+
     if "output_dir" in plan.settings.model_fields_set:
         raise InvalidConfig("output_dir cannot be set.", "A run has a directory of its own.", field="output_dir")
     folder = find_folder(plan.model)
-    places = {"model": str(folder), "data": _place(plan.data)}
+    places = {"model": str(folder), "data": absolute(plan.data)}
     if plan.eval_data:
-        places["eval_data"] = _place(plan.eval_data)
+        places["eval_data"] = absolute(plan.eval_data)
     whole = plan.model_copy(update=places)
-    told = forecast(whole, folder)
-    _check_allowed(told)
     return RewardStart(
         training=TrainingRun(plan=whole),
-        forecast=told,
+        forecast=_checked(forecast(whole, folder)),
         base_model=plan.model,
         name=name,
         idempotency_key=idempotency_key,
@@ -140,12 +128,9 @@ def plan_resumed_training(
         why = "It is complete." if newest else "It has no checkpoint."
         raise Conflict(f"Run {run.run_id} cannot be resumed.", why, "Start a new one.")
     plan = TrainingRun.read(run.path).plan
-    told = forecast(plan, Path(plan.model))
-    _check_allowed(told)
-    training = TrainingRun(plan=plan, resume_from=str(newest["state_path"]))
     return RewardStart(
-        training=training,
-        forecast=told,
+        training=TrainingRun(plan=plan, resume_from=str(newest["state_path"])),
+        forecast=_checked(forecast(plan, Path(plan.model))),
         base_model=state.base_model,
         name=name,
         resumed=run,
@@ -158,29 +143,21 @@ def start_reward_training(start: RewardStart, supervisor: Sequence[str] = SUPERV
     return begin_run(start, supervisor)
 
 
-def _place(data: str) -> str:
-    """A file as it is named from anywhere; what is none is a name of the hub."""
-    return str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
-
-
-def _check_allowed(foreseen: Forecast) -> None:
+def _checked(forecast: Forecast) -> Forecast:
     """See that the operator's policy and the memory allow it."""
     policy = load_policy()
     check_keys(policy)
-    problem = over_cap(policy, foreseen.total_steps or 1)
+    problem = over_cap(policy, forecast.total_steps or 1)
     if problem is not None:
         remedy = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
         raise replace(problem, field="max_steps").alone(remedy)
-    _check_memory(foreseen)
-
-
-def _check_memory(foreseen: Forecast) -> None:
-    free = machine.look().memory.free
-    if free is not None and foreseen.memory_gb is not None and foreseen.memory_gb * 1e9 > free:
+    free, needed_gb = machine.look().memory.free, forecast.memory_gb
+    if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(
-            f"Too little memory: about {foreseen.memory_gb:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+            f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
             "Weights, gradients and two moments of each are held at once.",
             "Train an adapter (lora), lower max_tokens_per_forward, or take a smaller model.",
-            need_gb=foreseen.memory_gb,
+            need_gb=needed_gb,
             free_gb=machine.gb(free),
         )
+    return forecast

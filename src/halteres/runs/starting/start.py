@@ -1,10 +1,8 @@
-"""Starting a run.
+"""Starting a run: everything or nothing. A failed check leaves no directory.
 
-Owns: everything or nothing: a failed check leaves no directory; the detached supervisor, which holds the run's lock
-from before the directory can be seen.
-Never: waits for the run to get going; readers of the directory see that.
-Promise: one key starts one run, and the policy's cap on runs at once holds, however many processes start at the same
-time: from looking at the runs that there are until the new one can be seen, one of them goes on (`preflight`).
+The detached supervisor holds the run's lock from before the directory can be seen. One key starts one run, and the
+policy's cap on runs at once holds, however many processes start at the same time: from looking at the runs that there
+are until the new one can be seen, one of them goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,36 +24,33 @@ from halteres.config import environ
 from halteres.config.policies import Policy, load_policy
 from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format, wired
 from halteres.config.settings import ENV_WIRING, Settings
-from halteres.errors import Conflict, HalteresError, InvalidConfig
+from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
-from halteres.next_step import NextStep
+from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
 from halteres.runs import lock
-from halteres.runs.directory import RunDirectory, new_run_id, runs_home
-from halteres.runs.starting.preflight import Ground, Plan, admitting, check_concurrency, examine, run_of_key
+from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
+from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
 from halteres.runs.starting.resume import ResumePoint, carry_over
 from halteres.runs.starting.reward_models import with_absolute_folders
-from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, write_state
+from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, read_state, write_state
 
 ROLES = ("api", "trainer", "env")
+"""Whose logs are linked to where the seeds have them."""
+
+FOLDERS = ("control", "logs", "rollouts", "evals", "api")
+SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")
+
+LOCK, ADMITTED_WITHIN_S = ".starting", 30.0
+"""Making a run takes milliseconds; going on from one with large checkpoints may take seconds."""
+
+RESOLVED = "config.resolved.json"
 
 
-def link_run(run: RunDirectory) -> None:
-    """Make the links. What they lead to may not be there yet."""
-    home, hermes = environ.home(), environ.hermes_home()
-    for folder in (home / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
-        for role in ROLES:
-            _link(folder / f"{role}_{run.run_id}.log", run.log(role))
-    _link(home / "configs" / f"run_{run.run_id}.yaml", run.path / "config.yaml")
+class StartFailed(HalteresError):
+    """The run's directory or its supervisor could not be made."""
 
-
-def _link(link: Path, target: Path) -> None:
-    with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
-
-
-FILE = "config.resolved.json"
+    code = "preflight_failed"
 
 
 def config_text(
@@ -69,36 +64,30 @@ def config_text(
 ) -> str:
     """config.yaml of a run; before its supervisor has ports, with the default ones.
 
-    Args:
-        api_url: of the trajectory server, with its login; None: as the state has it.
-        api_key: of the service.
-        folder: where the run's files lie, while that is not `path` yet. config.resolved.json is among them.
+    `api_url` is the trajectory server's, with its login; `folder` is where the run's files lie, while that is not
+    `path` yet.
     """
     config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
 
 
-def wiring_of_run(settings: Settings, state: RunState, path: Path) -> Effective:
-    """What the run fills in itself, for config.resolved.json: addresses, folders, and what is copied from section to
-    section. No key is among it."""
+def write_resolved(folder: Path, settings: Settings, state: RunState, path: Path, values: Effective) -> None:
+    """config.resolved.json of the run that is, or will be, at `path`: these values laid over what it says already, and
+    what the run fills in itself: addresses, folders, what is copied from section to section. No key is among it."""
     env = to_seed_format(settings, _addresses(state, path))["env"]
     filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
-    return wired({**filled, "inference.url": state.urls.get("service")})
-
-
-def write_resolved(folder: Path, values: Effective) -> None:
-    """config.resolved.json: these values laid over what it says already."""
-    replace_file(folder / FILE, json.dumps({**_written(folder), **values}, indent=1).encode() + b"\n")
+    whole = {**_resolved(folder), **values, **wired({**filled, "inference.url": state.urls.get("service")})}
+    replace_file(folder / RESOLVED, json.dumps(whole, indent=1).encode() + b"\n")
 
 
 def sources_of(folder: Path) -> Sources:
     """Where the settings of the run in this folder come from."""
-    return {key: one["source"] for key, one in _written(folder).items()}
+    return {key: one["source"] for key, one in _resolved(folder).items()}
 
 
-def _written(folder: Path) -> Effective:
-    file = folder / FILE
+def _resolved(folder: Path) -> Effective:
+    file = folder / RESOLVED
     return json.loads(file.read_bytes()) if file.exists() else {}
 
 
@@ -113,42 +102,34 @@ def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key:
     )
 
 
-FOLDERS = ("control", "logs", "rollouts", "evals", "api")
-SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")
+def write_run(folder: Path, state: RunState, settings: Settings, policy: Policy, metrics: Iterable[Row] = ()) -> None:
+    """The files that every run begins with; `metrics`: rows of the run that this one goes on from."""
+    (folder / "settings.json").write_text(settings.model_dump_json(indent=1))
+    (folder / "policy.json").write_text(policy.model_dump_json(indent=1))
+    for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
+        (folder / name).touch()
+    for row in metrics:
+        append_row(folder / "metrics.jsonl", row)
+    (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
+    write_state(folder / "run.json", state)
 
 
-class StartFailed(HalteresError):
-    """The run's directory or its supervisor could not be made."""
-
-    code = "preflight_failed"
-
-
-class Startable(Protocol):
+class _Startable(Protocol):
     """A run about to begin, of whatever kind."""
 
     @property
-    def run_id(self) -> str:
-        """Eight hex digits."""
-        ...
+    def run_id(self) -> str: ...
 
     @property
-    def home(self) -> Path:
-        """Of all runs."""
-        ...
+    def home(self) -> Path: ...
 
     @property
-    def policy(self) -> Policy:
-        """What the operator locks and caps."""
-        ...
+    def policy(self) -> Policy: ...
 
     @property
-    def idempotency_key(self) -> str | None:
-        """Of the call that starts it."""
-        ...
+    def idempotency_key(self) -> str | None: ...
 
-    def write(self, folder: Path, path: Path) -> None:
-        """The run's files, in a folder that will be `path`."""
-        ...
+    def write(self, folder: Path, path: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,26 +160,25 @@ class Start:
     @property
     def settings(self) -> Settings:
         """As they will hold: models by names that mean the same from any folder."""
-        asked = with_absolute_folders(self.plan.settings)
-        if self.plan.service_url or asked.inference.model == self.ground.model.name:
-            return asked
-        inference = asked.inference.model_copy(update={"model": self.ground.model.name})
-        return asked.model_copy(update={"inference": inference})
+        settings, model = with_absolute_folders(self.plan.settings), self.ground.model.name
+        if self.plan.service_url or settings.inference.model == model:
+            return settings
+        return settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": model})})
 
     def state(self) -> RunState:
         """What run.json says first."""
-        environment, url = self.settings.run.environment_name, self.plan.service_url
+        settings, environment, url = self.settings, self.ground.environment, self.plan.service_url
         return RunState(
             run_id=self.run_id,
-            name=self.settings.run.name or self.settings.run.default_name(self.run_id),
-            environment=environment,
-            environment_file=str(self.ground.environment.path),
-            interpreter=self.ground.environment.interpreter,
-            working_directory=str(self.ground.environment.working_directory),
-            is_foreign=self.ground.environment.is_foreign,
+            name=settings.run.name or settings.run.default_name(self.run_id),
+            environment=settings.run.environment_name,
+            environment_file=str(environment.path),
+            interpreter=environment.interpreter,
+            working_directory=str(environment.working_directory),
+            is_foreign=environment.is_foreign,
             base_model=self.ground.model.name,
             tokenizer=self.ground.model.tokenizer,
-            total_steps=self.settings.trainer.total_steps,
+            total_steps=settings.trainer.total_steps,
             created_at=time.time(),
             step=self.resume.step if self.resume else 0,
             urls={"service": url} if url else {},
@@ -207,90 +187,18 @@ class Start:
             resumed_from=self.resume.run.run_id if self.resume else None,
             resume_point=self.resume.wiring if self.resume else None,
             idempotency_key=self.idempotency_key,
-            processes={role: {"pid": None, "exit": None, "state": "not started"} for role in ("api", "trainer", "env")},
+            processes={role: {"pid": None, "exit": None, "state": "not started"} for role in ROLES},
         )
 
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
-        (folder / "settings.json").write_text(self.settings.model_dump_json(indent=1))
-        (folder / "policy.json").write_text(self.plan.policy.model_dump_json(indent=1))
-        effective = resolved(self.settings, self.sources, is_resumed=self.resume is not None)
-        write_resolved(folder, {**effective, **wiring_of_run(self.settings, self.state(), path)})
-        (folder / "config.yaml").write_text(config_text(self.settings, self.state(), path, folder=folder))
-        for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
-            (folder / name).touch()
+        settings, state = self.settings, self.state()
+        effective = resolved(settings, self.sources, is_resumed=self.resume is not None)
+        write_resolved(folder, settings, state, path, effective)
+        (folder / "config.yaml").write_text(config_text(settings, state, path, folder=folder))
         if self.resume:
-            carry_over(self.resume, folder, self.state().name)
-        (folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
-        write_state(folder / "run.json", self.state())
-
-
-def start_run(
-    settings: Settings,
-    *,
-    service_url: str | None = None,
-    resume: RunDirectory | None = None,
-    sources: Sources = NOTHING_GIVEN,
-    run_id: str | None = None,
-    policy: Policy | None = None,
-    idempotency_key: str | None = None,
-    supervisor: Sequence[str] = SUPERVISOR,
-    warn: Callable[[str], None] = lambda warning: None,
-) -> RunDirectory:
-    """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
-
-    Args:
-        settings: from `resolve_settings` or `load_settings`.
-        service_url: a training service to use instead of starting one; the run never stops it.
-        resume: a run to go on from, at its newest checkpoint; this one is a new run.
-        sources: where those settings come from that were given, from `resolve_settings`.
-        run_id: eight hex digits; default: a new one.
-        policy: what the operator locks and caps; default: the policy file's.
-        idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
-        supervisor: command that supervises; the directory and its lock are appended.
-        warn: is called with each thing that a run is not refused for.
-
-    Raises:
-        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
-            `checks` in the details tells them all.
-    """
-    if (first := run_of_key(idempotency_key)) is not None:
-        return first
-    plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
-    if run_id is not None:
-        _check_id(run_id, plan.home)
-    examined = examine(plan)
-    start = Start(
-        plan=plan,
-        ground=examined.demand(),
-        sources=sources,
-        run_id=run_id or new_run_id(),
-        idempotency_key=idempotency_key,
-    )
-    for warning in examined.warnings:
-        warn(warning)
-    return begin_run(start, supervisor)
-
-
-def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
-    """Start what was examined; the run of its key, where there is one by now.
-
-    Raises:
-        PolicyCap, StartFailed, NotReady: nothing was left behind.
-    """
-    home = start.home
-    try:
-        with admitting(home):
-            if (first := run_of_key(start.idempotency_key)) is not None:
-                return first
-            check_concurrency(start.policy)
-            return _launch(start, home, supervisor)
-    except OSError as error:
-        raise StartFailed(
-            f"The run could not be started in {home}.",
-            f"{error.strerror or error}.",
-            "Nothing was left behind. Mend it, or set HALTERES_HOME to another folder.",
-        ) from error
+            carry_over(self.resume, folder, state.name)
+        write_run(folder, state, settings, self.plan.policy, self.resume.metrics() if self.resume else ())
 
 
 def plan_of(
@@ -310,10 +218,77 @@ def plan_of(
     )
 
 
-def _launch(start: Startable, home: Path, supervisor: Sequence[str]) -> RunDirectory:
+def start_run(
+    settings: Settings,
+    *,
+    service_url: str | None = None,
+    resume: RunDirectory | None = None,
+    sources: Sources = NOTHING_GIVEN,
+    policy: Policy | None = None,
+    idempotency_key: str | None = None,
+    supervisor: Sequence[str] = SUPERVISOR,
+    warn: Callable[[str], None] = lambda warning: None,
+) -> RunDirectory:
+    """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
+
+    Args:
+        settings: from `resolve_settings` or `load_settings`.
+        service_url: a training service to use instead of starting one; the run never stops it.
+        resume: a run to go on from, at its newest checkpoint; this one is a new run.
+        sources: where those settings come from that were given, from `resolve_settings`.
+        policy: what the operator locks and caps; default: the policy file's.
+        idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
+        supervisor: command that supervises; the directory and its lock are appended.
+        warn: is called with each thing that a run is not refused for.
+
+    Raises:
+        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
+            `checks` in the details tells them all.
+    """
+    if (first := run_of_key(idempotency_key)) is not None:
+        return first
+    plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
+    examined = examine(plan)
+    start = Start(plan=plan, ground=examined.demand(), sources=sources, idempotency_key=idempotency_key)
+    for warning in examined.warnings:
+        warn(warning)
+    return begin_run(start, supervisor)
+
+
+def begin_run(start: _Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
+    """Start what was examined; the run of its key, where there is one by now.
+
+    Raises:
+        PolicyCap, StartFailed, NotReady: nothing was left behind.
+    """
+    home = start.home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with lock.locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
+            if (first := run_of_key(start.idempotency_key)) is not None:
+                return first
+            check_concurrency(start.policy)
+            return _launch(start, home / f".new-{start.run_id}", home / start.run_id, supervisor)
+    except OSError as error:
+        raise StartFailed(
+            f"The run could not be started in {home}.",
+            f"{error.strerror or error}.",
+            "Nothing was left behind. Mend it, or set HALTERES_HOME to another folder.",
+        ) from error
+
+
+def run_of_key(key: str | None) -> RunDirectory | None:
+    """The run that was started with this key; None where there is none, or no key."""
+    for run in list_runs() if key else ():
+        with contextlib.suppress(NotFound):  # removed while we looked
+            if read_state(run.path / "run.json").idempotency_key == key:
+                return run
+    return None
+
+
+def _launch(start: _Startable, beside: Path, path: Path, supervisor: Sequence[str]) -> RunDirectory:
     """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
-    beside, path = home / f".new-{start.run_id}", home / start.run_id
-    held, shown = None, False
+    run, held, shown = RunDirectory(path), None, False
     try:
         for folder in FOLDERS:
             (beside / folder).mkdir(parents=True)
@@ -321,30 +296,25 @@ def _launch(start: Startable, home: Path, supervisor: Sequence[str]) -> RunDirec
         held = lock.take(beside / "lock")
         beside.rename(path)
         shown = True
-        _spawn([*supervisor, str(path), "--lock-fd", str(held)], path, held)
+        command = [*supervisor, str(path), "--lock-fd", str(held)]
+        detach(command, path, run.log("supervisor"), environ.for_child(), held)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        if shown:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path if shown else beside, ignore_errors=True)
         raise
     finally:
         if held is not None:
             os.close(held)
-    run = RunDirectory(path)
-    link_run(run)
+    _link(run)
     return run
 
 
-def _spawn(command: Sequence[str], path: Path, held: int) -> None:
-    detach(command, path, path / "logs" / "supervisor.log", environ.for_child(), held)
-
-
-def _check_id(run_id: str, home: Path) -> None:
-    if len(run_id) != 8 or set(run_id) - set("0123456789abcdef"):
-        raise InvalidConfig(f"'{run_id}' is no run id.", "Run ids are eight hex digits.", "Leave it out for a new one.")
-    if (home / run_id).exists():
-        raise Conflict(
-            f"There is a run {run_id} already.",
-            f"{home / run_id} is one run's directory.",
-            NextStep("rl_start_training", {"resume_from": run_id}, "Start another, or go on with it"),
-        )
+def _link(run: RunDirectory) -> None:
+    """Links to the run's files where the seeds have them. What they lead to may not be there yet."""
+    home, hermes = environ.home(), environ.hermes_home()
+    links = {home / "configs" / f"run_{run.run_id}.yaml": run.path / "config.yaml"}
+    for folder in (home / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+        links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
+    for link, target in links.items():
+        with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)

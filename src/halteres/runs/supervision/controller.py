@@ -1,83 +1,56 @@
 """How one run goes, from its first process to the verdict: what follows from everything that happens to it.
 
 A run has completed only with all steps (or the time that was given, or the held-out figure that was wanted) and final
-weights. One loop takes what happens (`messages`) in order.
+weights. One loop takes what happens from an inbox, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
-from halteres.config.control import read_stop_request, write_stop_request
-from halteres.process import Lifeline
-from halteres.runs import identity
+from pydantic import ValidationError
+
+from halteres.config.control import Mode, read_stop_request, write_stop_request
+from halteres.config.policies import Policy
+from halteres.errors import HalteresError, InvalidConfig
+from halteres.files import read_regular
+from halteres.observe.metrics import Row, Tail
+from halteres.process import GRACE_S, Lifeline, alive
 from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
-from halteres.runs.diagnosis.case import Case
-from halteres.runs.diagnosis.excursion import number
-from halteres.runs.diagnosis.refused_calls import Calls
+from halteres.runs.diagnosis.diagnosis import Calls
+from halteres.runs.diagnosis.rules import DRIFT
+from halteres.runs.diagnosis.run_facts import RunFacts, number
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
-from halteres.runs.state import Phase, RunState
-from halteres.runs.supervision import budgets
-from halteres.runs.supervision.budgets import Budget, Cap
-from halteres.runs.supervision.children import GRACE_S
-from halteres.runs.supervision.conclusion import final_checkpoint
-from halteres.runs.supervision.engine_watch import engine_of
-from halteres.runs.supervision.engines import engines
-from halteres.runs.supervision.evaluation import Evaluator
-from halteres.runs.supervision.event_reader import EventReader
-from halteres.runs.supervision.messages import (
-    DiskFull,
+from halteres.runs.reading.progress import Alert
+from halteres.runs.state import Phase, RunState, Status
+from halteres.runs.supervision.evaluation import Evaluator, Snapshot
+from halteres.runs.supervision.process_group import (
     EngineBack,
     EngineGone,
-    GraceOver,
-    LookedAround,
-    Message,
-    StopAsked,
-    Verdict,
+    Exited,
+    Forwarding,
+    ProcessGroup,
+    Ready,
+    TooSlow,
+    engine_of,
+    engines,
 )
-from halteres.runs.supervision.process_group import Exited, ProcessGroup, Ready, TooSlow
-from halteres.runs.supervision.roles import RolesOf, get_json
-from halteres.runs.supervision.run_context import PreparedRun
-from halteres.runs.supervision.sinks import Forwarding
+from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
 from halteres.runs.supervision.state_writer import StateWriter
 
-
-def trainer_ended(
-    run: RunDirectory, state: RunState, max_minutes: float | None, *, stop_asked: bool, goal: str | None = None
-) -> Verdict:
-    """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
-    final = final_checkpoint(run)
-    if final and final["step"] >= state.total_steps:
-        return Verdict(status="completed")
-    if final and goal:
-        return Verdict(
-            status="completed", note=f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
-        )
-    if stop_asked:
-        return Verdict(status="stopped")
-    ending = _final_event(run)
-    if final and max_minutes is not None and ending.get("reason") == "time_limit":
-        note = f"The time limit of {max_minutes:g} minutes was reached at step {final['step']} of {state.total_steps}."
-        return Verdict(status="completed", note=note)
-    error = failures.died(run, "trainer", "Trainer", 0, step=state.step, ready=True)
-    if ending.get("why"):  # nobody asked its run to end, but somebody asked it
-        error.why = f"It ended early, with a checkpoint: {ending['why']}."
-    return Verdict(status="failed", error=error)
-
-
-def _final_event(run: RunDirectory) -> Mapping[str, Any]:
-    """What the trainer said of its final weights: `reason` and `why` of an early end."""
-    finals = (event for event in run.events() if event.get("type") == "checkpoint" and event.get("final"))
-    return next(reversed(list(finals)), {})
-
+_log = logging.getLogger(__name__)
 
 WITHOUT_SERVICE_S = 1.0
 """Grace of the others once the service is gone: no checkpoint can be written any more."""
@@ -89,40 +62,218 @@ LOOK_EVERY_S = 0.2
 """How often the files that the roles write are looked at."""
 
 
+POLICY = "policy.json"
+
+CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
+"""How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is ended. As long as so many
+steps, within these limits: the one under way, and what must be written after it."""
+
+Cap = Literal["max_steps", "max_tokens", "max_hours"]
+
+
+class Budget:
+    """What one run may use by the operator's caps, and has used.
+
+    Steps and tokens count over the whole curve: what a resumed run was carried over counts in it, so that resuming
+    renews no budget. Hours are those of the run itself, from its supervisor's start, by a clock that nobody sets and
+    that stands still while the machine sleeps.
+    """
+
+    def __init__(self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy, self._clock = policy, clock
+        self._run_id, self._total_steps, self._began = state.run_id, state.total_steps, clock()
+        self._steps = 0
+        self._tokens = self._last_tokens = 0.0
+        self._seconds = deque[float](maxlen=8)  # of the last steps
+
+    @classmethod
+    def of(cls, run: RunDirectory, state: RunState) -> Budget:
+        """By the policy that held when the run was started; without one there are no caps.
+
+        Raises:
+            InvalidConfig: the file is no policy. A run must not go on because its caps cannot be read.
+        """
+        try:
+            policy = Policy.model_validate_json(read_regular(run.path / POLICY))
+        except FileNotFoundError:
+            policy = Policy()
+        except (OSError, ValidationError) as error:
+            why = " ".join(str(error).split()).partition(" For further information")[0]
+            raise InvalidConfig(f"{run.path / POLICY} cannot be read.", f"{why}.", "Start the run again.") from error
+        return cls(policy, state)
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Rows that were carried over."""
+        for row in rows:
+            self.see(row)
+
+    def see(self, row: Row) -> None:
+        """One row of metrics.jsonl; a trainer's counts."""
+        step, tokens, seconds = row.get("step"), row.get("tokens/action"), row.get("time/step")
+        if row.get("src") != "trainer" or not isinstance(step, int):
+            return
+        self._steps = max(self._steps, step)
+        if isinstance(tokens, int | float):
+            self._last_tokens = float(tokens)
+            self._tokens += self._last_tokens
+        if isinstance(seconds, int | float):
+            self._seconds.append(float(seconds))
+
+    @property
+    def grace_s(self) -> float:
+        """How long the trainer may take to end at a cap, by how long its last steps took."""
+        step_s = median(self._seconds) if self._seconds else 0.0
+        return max(CAP_GRACE_S, min(MOST_GRACE_S, GRACE_STEPS * step_s))
+
+    def used_up(self) -> Cap | None:
+        """The first cap that leaves no room for a step after the one under way."""
+        caps = self._policy.caps
+        if caps.max_steps is not None and self._total_steps > caps.max_steps <= self._steps + 1:
+            return "max_steps"
+        if caps.max_tokens is not None and self._steps and self._tokens + self._last_tokens >= caps.max_tokens:
+            return "max_tokens"
+        if caps.max_hours is not None and (self._clock() - self._began) / 3600 >= caps.max_hours:
+            return "max_hours"
+        return None
+
+    def note(self, cap: Cap, kept: int | None) -> str:
+        """Why a run that was ended for this cap has ended, what of it is kept (the step of its newest checkpoint), and
+        what can be done."""
+        learnt = "No checkpoint was written: nothing that it learnt is kept."
+        if kept is not None:
+            learnt = f'What was learnt up to step {kept} is kept: rl_get_results("{self._run_id}").'
+        return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
+
+    def why(self, cap: Cap) -> str:
+        """What of this cap is used."""
+        hours = (self._clock() - self._began) / 3600
+        used = {"max_steps": self._steps, "max_tokens": self._tokens, "max_hours": hours}[cap]
+        limit, unit = getattr(self._policy.caps, cap), cap.removeprefix("max_")
+        return (
+            f"Ended by the operator's policy '{self._policy.name}': {cap} is {limit:,g}; {used:,.4g} {unit} are used."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Somebody wants the run to end."""
+
+    mode: Mode
+    by: str  # who
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """Nothing more can be written: not every process notices, and some would wait for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAround:
+    """It is time to read what the roles have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """The trainer was asked to end early, and has not."""
+
+
+Message = StopRequest | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
+"""Whatever happens to a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the run ends."""
+
+    status: Status
+    error: HalteresError | None = None
+    code: str | None = None  # of a run that has not failed, where one speaks of it; an error has its own
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """Why the supervisor itself ends the run before its last step."""
+
+    kind: Literal["policy_cap", "goal_reached", "drift"]  # of the event
+    note: str  # in words
+    by: str  # who asks the trainer to end
+    facts: Mapping[str, Any]  # of the event
+    cap: Cap | None = None
+
+
+def final_checkpoint(run: RunDirectory) -> Row | None:
+    """The checkpoint that its trainer called final."""
+    return next((row for row in reversed(run.checkpoints()) if row.get("final")), None)
+
+
+def trainer_ended(
+    run: RunDirectory, state: RunState, max_minutes: float | None, *, is_stop_requested: bool, goal: str | None = None
+) -> Verdict:
+    """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
+    final = final_checkpoint(run)
+    if final and final["step"] >= state.total_steps:
+        return Verdict(status="completed")
+    if final and goal:
+        note = f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
+        return Verdict(status="completed", note=note)
+    if is_stop_requested:
+        return Verdict(status="stopped")
+    # What the trainer said of its final weights: `reason` and `why` of an early end.
+    ends = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
+    ending = ends[-1] if ends else {}
+    if final and max_minutes is not None and ending.get("reason") == "time_limit":
+        note = f"The time limit of {max_minutes:g} minutes was reached at step {final['step']} of {state.total_steps}."
+        return Verdict(status="completed", note=note)
+    error = failures.died(run, "trainer", "Trainer", 0, step=state.step, ready=True)
+    if ending.get("why"):  # nobody asked its run to end, but somebody asked it
+        error.why = f"It ended early, with a checkpoint: {ending['why']}."
+    return Verdict(status="failed", error=error)
+
+
 class RunController:
     """One run, from its first process to its last word."""
 
-    def __init__(self, writer: StateWriter, prepared: PreparedRun, casting: RolesOf) -> None:
-        self.writer, self.run, self.prepared = writer, writer.run, prepared
+    def __init__(self, writer: StateWriter, context: RunContext, roles_of: RolesOf) -> None:
+        self.writer, self.run, self.context, self.settings = writer, writer.run, context, context.settings
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.lifeline = Lifeline.open()
-        self.process_group = ProcessGroup(writer, casting(prepared.context), self.lifeline, self.inbox)
-        trainer = prepared.context.settings.trainer
-        self.evaluator = Evaluator(writer, prepared.context.environment, self.lifeline, trainer.eval_every)
+        self.processes = ProcessGroup(writer, roles_of(context), self.lifeline, self.inbox)
+        self.evaluator = Evaluator(writer, context.environment, self.lifeline, self.settings.trainer.eval_every)
         if writer.state.resume_point:
             only_end_is_left = writer.state.step >= writer.state.total_steps  # it is evaluated, if need be again
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
-        self.diagnosis = Diagnosis(Case.of(self.run, writer.state.environment))
-        self.events = EventReader(writer, self.evaluator, self.diagnosis, self.budget)
-        self.forwarding = Forwarding(self.run, prepared.context.settings.sinks, self.lifeline)
-        self.stop_asked: StopAsked | None = None
-        self.cap: Cap | None = None  # of the policy, for which the run is ended
-        self.goal: str | None = None  # that the held-out figure of `stop_when` is reached, in words
-        self.drift: str | None = None  # the alert at which `on_drift` ends the run, in words
+        self.diagnosis = Diagnosis(RunFacts.of(self.run, writer.state.environment))
+        self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
+        self._events, self._metrics = (Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
+        self._events.fresh()
+        carried_over = self._metrics.fresh()  # what a resumed run begins with is remembered, and no news
+        self.diagnosis.remember(carried_over)
+        self.budget.remember(carried_over)
+        self._evaluation: Row = {}  # the newest row of an evaluation
+        self._drift: Alert | None = None  # the first alert of drift
+        self.stop_request: StopRequest | None = None
+        self.early_end: EarlyEnd | None = None
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
+
+    @property
+    def _trainer_is_ready(self) -> bool:
+        return "trainer" in self.processes.ready
 
     async def run_to_verdict(self) -> Verdict:
         """Run all processes until a verdict; they have all ended when it is returned."""
         try:
             async with self._helpers():
                 try:
-                    await self.process_group.start()
+                    self.processes.start()
                 except OSError as error:
                     return Verdict(status="failed", error=failures.not_started(self.run, error))
-                await self.forwarding.start()
-                verdict = await self._until_verdict()
+                self.forwarding.start()
+                verdict: Verdict | None = None
+                while verdict is None:
+                    verdict = await self._on(await self.inbox.get())
                 if verdict.status == "completed":
                     verdict = await self._last_evaluation(verdict)
                 elif verdict.status == "stopped":
@@ -130,25 +281,44 @@ class RunController:
         finally:
             if self.engine_watch:
                 self.engine_watch.cancel()
-            await self.process_group.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
+            await self.processes.end(WITHOUT_SERVICE_S if self.service_lost else GRACE_S)
             await self.forwarding.end()
             self.lifeline.close()
-            await self.events.read()  # the step that was under way may have ended yet
-        if verdict.status == "stopped" and self.cap:
+            await self._read_files()  # the step that was under way may have ended yet
+        early = self.early_end
+        if verdict.status == "stopped" and early and early.cap:
             newest = self.run.newest_checkpoint()
-            note = self.budget.note(self.cap, newest["step"] if newest else None)
-            return replace(verdict, code=budgets.CODE, note=note)
-        if verdict.status == "stopped" and self.drift:
-            return replace(verdict, note=" ".join(filter(None, (self.drift, verdict.note))))
+            note = self.budget.note(early.cap, newest["step"] if newest else None)
+            return replace(verdict, code=early.kind, note=note)
+        if verdict.status == "stopped" and early and early.kind == "drift":
+            return replace(verdict, note=" ".join(filter(None, (early.note, verdict.note))))
         return verdict
 
     @asynccontextmanager
     async def _helpers(self) -> AsyncIterator[None]:
         """What goes on beside: looks, events, evaluations. They end with the block."""
+
+        async def look_around() -> None:
+            while True:
+                self.look_for_stop()
+                state = self.writer.state
+                training = state.status in ("running", "stopping") and state.phase is None and self._trainer_is_ready
+                if alert := self.diagnosis.look(state.processes, training=training):
+                    self._report(alert)
+                await self._look_at_calls()
+                if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
+                    await self.inbox.put(DiskFull())
+                await asyncio.sleep(HEARTBEAT_S)
+
+        async def read_events() -> None:
+            while True:
+                await self.inbox.put(LookedAround())
+                await asyncio.sleep(LOOK_EVERY_S)
+
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(self._look_around(), name="look around"),
-                tasks.create_task(self._read_events(), name="events"),
+                tasks.create_task(look_around(), name="look around"),
+                tasks.create_task(read_events(), name="events"),
                 tasks.create_task(self.evaluator.work(), name="evaluations"),
             ]
             try:
@@ -157,84 +327,57 @@ class RunController:
                 for helper in helpers:
                     helper.cancel()
 
-    async def _look_around(self) -> None:
-        while True:
-            self.look_for_stop()
-            self._look_for_stalls()
-            await self._hear_of_calls()
-            if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
-                await self.inbox.put(DiskFull())
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _read_events(self) -> None:
-        while True:
-            await self.inbox.put(LookedAround())
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    def _look_for_stalls(self) -> None:
-        state = self.writer.state
-        training = state.status in ("running", "stopping") and state.phase is None
-        if alert := self.diagnosis.look(state.processes, training=training and "trainer" in self.process_group.ready):
-            self.events.tell(alert)
-
-    async def _hear_of_calls(self) -> None:
+    async def _look_at_calls(self) -> None:
         """Until the first step: do the servers answer what the environment asks of them?"""
-        context = self.prepared.context
-        if context.api is None or self.diagnosis.has_trained or "api" not in self.process_group.ready:
+        context = self.context
+        if context.api is None or self.diagnosis.has_trained or "api" not in self.processes.ready:
             return
         service, api = await asyncio.gather(
             get_json(f"{context.inference.url}/halteres/v1/runs/{self.run.run_id}/requests", context.inference.key),
             get_json(f"{context.api.url}/v1/diagnostics", context.secret),
         )
-        heard = [Calls.of_service(service)] if service else []
-        heard += [Calls.of_trajectories(api)] if api else []
-        for alert in filter(None, map(self.diagnosis.hear, heard)):
-            self.events.tell(alert)
+        calls = [*([Calls.of_service(service)] if service else []), *([Calls.of_trajectories(api)] if api else [])]
+        for alert in filter(None, map(self.diagnosis.look_at_calls, calls)):
+            self._report(alert)
 
     def look_for_stop(self) -> None:
         """Read control/stop.json; a new request goes into the inbox."""
         mode = read_stop_request(self.run.path / "control" / "stop.json")
-        if mode is None:
-            return
-        if self.stop_asked is None or self.stop_asked.mode != mode:
-            self.ask_to_stop(StopAsked(mode, "control/stop.json"))
+        if mode is not None and (self.stop_request is None or self.stop_request.mode != mode):
+            self.ask_to_stop(StopRequest(mode, "control/stop.json"))
 
-    def ask_to_stop(self, asked: StopAsked) -> None:
+    def ask_to_stop(self, request: StopRequest) -> None:
         """Somebody wants an end: a signal, or the control folder."""
-        self.stop_asked = asked
-        self.writer.event("stop_requested", mode=asked.mode, by=asked.why)
-        self.inbox.put_nowait(asked)
-
-    async def _until_verdict(self) -> Verdict:
-        while True:
-            verdict = await self._on(await self.inbox.get())
-            if verdict is not None:
-                return verdict
+        self.stop_request = request
+        self.writer.event("stop_requested", mode=request.mode, by=request.by)
+        self.inbox.put_nowait(request)
 
     async def _on(self, message: Message) -> Verdict | None:
         match message:
-            case StopAsked(mode="after_step") if "trainer" in self.process_group.ready:
-                if self.goal is None:  # the trainer reads the request itself
+            case StopRequest(mode="after_step") if self._trainer_is_ready:  # it reads the request itself
+                if self.early_end is None or self.early_end.kind != "goal_reached":
                     self.writer.update(status="stopping", phase=None)
-            case StopAsked():
+            case StopRequest():
                 return Verdict(status="stopped")
             case GraceOver():
-                late = "the trainer did not end after its step, and was ended."
-                if self.drift:
+                late, early = "the trainer did not end after its step, and was ended.", self.early_end
+                if early and early.kind == "drift":
                     return Verdict(status="stopped", note=late.capitalize())  # the alert is put before it
-                return Verdict(status="stopped", note=f"{self.goal}; {late}" if self.goal else None)
+                goal = early and early.kind == "goal_reached"
+                return Verdict(status="stopped", note=f"{early.note}; {late}" if early and goal else None)
             case LookedAround():
-                await self.events.read()
-                self._mind_the_goal()
-                self._mind_the_drift()
-                return self._mind_the_budget()
+                await self._read_files()
+                return self._end_early()
             case Ready(role):
                 self._on_ready(role.name)
             case TooSlow(role):
                 slow = failures.too_slow(self.run, role.name, role.title, role.ready_within_s)
                 return Verdict(status="failed", error=slow)
-            case EngineGone(code):
-                self._engine_died(code)
+            case EngineGone(code):  # its service starts another, and brings back what this one held
+                known = code is not None
+                facts = {"exit": code, "state": f"exited ({code})"} if known else {"exit": "unknown", "state": "ended"}
+                self.writer.process("engine", **facts)
+                self.writer.event("process_exit", role="engine", code=code)
             case EngineBack(engine):
                 self.writer.process("engine", **engine)
                 self.writer.event("restart", role="engine")
@@ -249,10 +392,10 @@ class RunController:
         if name == "service":
             self._watch_engine()
         if self.writer.state.status == "starting":
-            waiting = [role for role in self.process_group.roles if role.name not in self.process_group.ready]
+            waiting = [role for role in self.processes.roles if role.name not in self.processes.ready]
             phase: Phase | None = waiting[0].phase if waiting else None
             self.writer.update(status="starting" if waiting else "running", phase=phase)
-            self.diagnosis.pulse.begin()
+            self.diagnosis.stalls.begin()
 
     def _watch_engine(self) -> None:
         engine = engine_of(self.run.path / "service")
@@ -261,121 +404,121 @@ class RunController:
         self.writer.process("engine", **engine)
         if (self.run.path / "service" / "engine.log").exists() and not self.run.log("engine").is_symlink():
             self.run.log("engine").symlink_to(Path("..", "service", "engine.log"))
+
+        async def follow() -> None:
+            async for message in engines(self.run, engine):
+                if self.processes.exit_code("service") is not None:
+                    return  # it took its engine along, and its own exit is reported
+                await self.inbox.put(message)
+
         if self.engine_watch:
             self.engine_watch.cancel()
-        self.engine_watch = asyncio.create_task(self._follow_engine(engine), name="engine watch")
-
-    async def _follow_engine(self, engine: Mapping[str, Any]) -> None:
-        async for news in engines(self.run, engine):
-            if self.process_group.exit_code("service") is not None:
-                return  # it took its engine along, and its own exit is told
-            await self.inbox.put(news)
-
-    @property
-    def _engine_is_gone(self) -> bool:
-        engine = self.writer.state.processes.get("engine")
-        return engine is not None and not identity.alive(engine)
-
-    def _engine_died(self, code: int | None) -> None:
-        """Its service starts another, and brings back what this one held."""
-        facts = {"exit": "unknown", "state": "ended"} if code is None else {"exit": code, "state": f"exited ({code})"}
-        self.writer.process("engine", **facts)
-        self.writer.event("process_exit", role="engine", code=code)
-
-    def _without_engine(self) -> Verdict:
-        """The service has given its engine up, and the trainer could not go on."""
-        code = (self.writer.state.processes.get("engine") or {}).get("exit")
-        code = code if isinstance(code, int) else None
-        self.service_lost = True
-        verdict = self._died("service", "The engine", code, ready=True)
-        if verdict.error:
-            verdict.error.details["exit"] = {"process": "engine", "code": code}
-        return verdict
-
-    def _mind_the_budget(self) -> Verdict | None:
-        """At a cap of the policy the trainer is asked to end after its step, as anybody may ask it to."""
-        cap = None if self.cap or self.stop_asked else self.budget.used_up()
-        if cap is None:
-            return None
-        if "trainer" in self.process_group.ready:
-            self.cap = cap
-            self.writer.event("policy_cap", cap=cap, note=self.budget.why(cap))
-            self._ask_trainer_to_end(f"the policy's {cap}")
-        elif cap == "max_hours":
-            self.cap = cap
-            return Verdict(status="stopped")
-        return None
-
-    def _mind_the_goal(self) -> None:
-        """At the held-out figure that was wanted the trainer is asked to end after its step: the run has completed."""
-        wanted, row = self.prepared.context.settings.run.stop_when, self.events.evaluation
-        reached = number(row, CORRECT)
-        if (
-            wanted is None
-            or self.stop_asked
-            or "trainer" not in self.process_group.ready
-            or reached is None
-            or reached < wanted
-        ):
-            return
-        self.goal = f"{CORRECT} was {reached:.4g} at step {row['step']}: stop_when ({wanted:g}) is reached"
-        self.writer.event("goal_reached", step=row["step"], note=self.goal)
-        self._ask_trainer_to_end("stop_when")
-
-    def _mind_the_drift(self) -> None:
-        """At an alert of drift the trainer is asked to end after its step, where the run's settings say so."""
-        alert, action = self.events.drift, self.prepared.context.settings.run.on_drift
-        if alert is None or action != "stop" or self.stop_asked or "trainer" not in self.process_group.ready:
-            return
-        self.drift = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
-        self.writer.event("drift", rule=alert.rule, step=alert.step, note=self.drift)
-        self._ask_trainer_to_end(f"on_drift ({alert.rule})")
-
-    def _ask_trainer_to_end(self, why: str) -> None:
-        """After its step, with a checkpoint; if it has not ended within a grace, it is ended."""
-        with suppress(OSError):  # on a full disk the grace ends it
-            write_stop_request(self.run.path / "control" / "stop.json", "after_step")
-        self.ask_to_stop(StopAsked("after_step", why))
-        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
+        self.engine_watch = asyncio.create_task(follow(), name="engine watch")
 
     async def _on_exit(self, exited: Exited) -> Verdict | None:
-        await self.events.read()  # what it wrote last tells how it ended
-        role, code = exited.role, exited.code
+        await self._read_files()  # what it wrote last tells how it ended
+        role, code, state = exited.role, exited.code, self.writer.state
         if role.name == "trainer" and code == 0:
-            limit = self.prepared.context.settings.run.max_minutes
-            asked = self.stop_asked is not None
-            return trainer_ended(self.run, self.writer.state, limit, stop_asked=asked, goal=self.goal)
-        if self.writer.state.status == "stopping":
+            early = self.early_end
+            goal = early.note if early and early.kind == "goal_reached" else None
+            limit, is_requested = self.settings.run.max_minutes, self.stop_request is not None
+            return trainer_ended(self.run, state, limit, is_stop_requested=is_requested, goal=goal)
+        if state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
         if role.name == "env" and code == 0 and await self._queue_suffices():
             return None
-        if role.name == "trainer" and self._engine_is_gone:
-            return self._without_engine()
+        engine = state.processes.get("engine")
+        if role.name == "trainer" and engine is not None and not alive(engine):
+            # The service has given its engine up, and the trainer could not go on.
+            self.service_lost = True
+            engine_code = engine["exit"] if isinstance(engine.get("exit"), int) else None
+            error = failures.died(self.run, "service", "The engine", engine_code, step=state.step, ready=True)
+            error.details["exit"] = {"process": "engine", "code": engine_code}
+            return Verdict(status="failed", error=error)
         if role.restarts and not failures.gave_up(self.run, role.name, code):
-            if await self.process_group.restart(role):
+            if self.processes.restart(role):
                 return None
             self.writer.event("restarts_used_up", role=role.name)
         self.service_lost |= role.name == "service"
-        return self._died(role.name, role.title, code, ready=exited.was_ready)
-
-    def _died(self, role: str, title: str, code: int | None, *, ready: bool) -> Verdict:
-        step = self.writer.state.step
-        return Verdict(status="failed", error=failures.died(self.run, role, title, code, step=step, ready=ready))
+        error = failures.died(self.run, role.name, role.title, code, step=state.step, ready=exited.was_ready)
+        return Verdict(status="failed", error=error)
 
     async def _queue_suffices(self) -> bool:
         """An environment may end early where what was delivered and what waits make all the batches there will be."""
-        context = self.prepared.context
-        if context.api is None:
+        if self.context.api is None:
             return False
-        told = await get_json(f"{context.api.url}/v1/diagnostics", context.secret) or {}
-        batch_size = context.settings.env.get("batch_size", 1)
-        sequences = told.get("step", 0) * batch_size + told.get("queued_sequences", 0)
+        queue = await get_json(f"{self.context.api.url}/v1/diagnostics", self.context.secret) or {}
+        batch_size = self.settings.env.get("batch_size", 1)
+        sequences = queue.get("step", 0) * batch_size + queue.get("queued_sequences", 0)
         return sequences >= self.writer.state.total_steps * batch_size
+
+    async def _read_files(self) -> None:
+        """Read on in what the roles write: each event and each row of metrics is acted on once."""
+        for event in self._events.fresh():
+            await self._on_event(event)
+        for row in self._metrics.fresh():
+            step = row.get("step")
+            if row.get("src") == "trainer" and isinstance(step, int):
+                self.writer.update(step=max(step, self.writer.state.step))
+            if row.get("src") == "eval":
+                self._evaluation = row
+            self.budget.see(row)
+            for alert in self.diagnosis.observe(row):
+                self._report(alert)
+
+    async def _on_event(self, event: Row) -> None:
+        kind, step = event.get("type"), event.get("step")
+        if kind == "notice":
+            self._report(self.diagnosis.notice(event, resumable=self.run.newest_checkpoint() is not None))
+        elif kind == "planned" and isinstance(total := event.get("total_steps"), int):
+            self.writer.update(total_steps=total)
+        elif kind == "checkpoint" and isinstance(step, int):
+            if event.get("state_path"):
+                self.writer.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
+            if event.get("sampler_path") and self.evaluator.is_due(step, bool(event.get("final"))):
+                await self.evaluator.add(Snapshot(step=step, sampler_path=event["sampler_path"]))
+
+    def _report(self, alert: Alert) -> None:
+        _log.warning("%s", alert)
+        if any(alert.rule == rule.name for rule in DRIFT):
+            self._drift = self._drift or alert
+        self.writer.event("alert", **alert.facts)
+
+    def _end_early(self) -> Verdict | None:
+        """At a cap of the policy, at the held-out figure that was wanted, or at drift, the trainer is asked to end
+        after its step, with a checkpoint; if it has not ended within a grace, it is ended."""
+        early = None if self.stop_request or self.early_end else self._why_early()
+        if early is None or not (self._trainer_is_ready or early.cap == "max_hours"):
+            return None
+        self.early_end = early
+        if not self._trainer_is_ready:
+            return Verdict(status="stopped")
+        self.writer.event(early.kind, **early.facts, note=early.note)
+        with suppress(OSError):  # on a full disk the grace ends it
+            write_stop_request(self.run.path / "control" / "stop.json", "after_step")
+        self.ask_to_stop(StopRequest("after_step", early.by))
+        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
+        return None
+
+    def _why_early(self) -> EarlyEnd | None:
+        run, reached, alert = self.settings.run, number(self._evaluation, CORRECT), self._drift
+        if run.stop_when is not None and reached is not None and reached >= run.stop_when:
+            step = self._evaluation["step"]
+            note = f"{CORRECT} was {reached:.4g} at step {step}: stop_when ({run.stop_when:g}) is reached"
+            return EarlyEnd(kind="goal_reached", note=note, by="stop_when", facts={"step": step})
+        if alert is not None and run.on_drift == "stop":
+            note = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
+            facts = {"rule": alert.rule, "step": alert.step}
+            return EarlyEnd(kind="drift", note=note, by=f"on_drift ({alert.rule})", facts=facts)
+        if cap := self.budget.used_up():
+            note, facts = self.budget.why(cap), {"cap": cap}
+            return EarlyEnd(kind="policy_cap", note=note, by=f"the policy's {cap}", facts=facts, cap=cap)
+        return None
 
     async def _last_evaluation(self, verdict: Verdict) -> Verdict:
         """Training is over: the environment may go, the service stays for what is left to evaluate."""
         self.writer.update(status="running", phase="evaluation")
-        await self.process_group.end_role("env")
+        await self.processes.end_role("env")
         evaluated = asyncio.create_task(self.evaluator.finished(), name="last evaluation")
         interrupted = asyncio.create_task(self._interruption(), name="interruption")
         try:
@@ -393,7 +536,7 @@ class RunController:
         """Why a finished run's last evaluation cannot be waited for; never returns while it can."""
         while True:
             match await self.inbox.get():
-                case StopAsked():
+                case StopRequest():
                     return "a stop was requested."
                 case Exited(role, code) if role.name == "service":
                     return f"the training service {failures.how(code)}."

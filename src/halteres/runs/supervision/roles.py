@@ -1,4 +1,4 @@
-"""What each process of a run is: command, port, keys, patience, restarts, when it is ready, in which order all stop.
+"""What each process of a run is: command, port, keys, restarts, when it is ready, in which order all stop.
 
 Sockets are bound before any process starts, so that no two runs can race for a port, and never at a port at which
 clients look for a server unasked. Readiness is asked for, not guessed by sleeping.
@@ -7,24 +7,30 @@ clients look for a server unasked. Readiness is asked for, not guessed by sleepi
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from halteres.clients import plain
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.errors import NotReady
+from halteres.files import replace_file
+from halteres.process import GRACE_S
 from halteres.rewards.components import secret_variables
-from halteres.runs.served import service_arguments
-from halteres.runs.servers import Server
-from halteres.runs.starting.reward_models import reward_folders
+from halteres.rewards.model_folder import names_of, path_of
+from halteres.runs.servers import WIRING, Server, service_arguments, with_login
+from halteres.runs.starting.reward_models import reward_folders, with_places
+from halteres.runs.starting.start import config_text, write_resolved
 from halteres.runs.state import Phase
-from halteres.runs.supervision.children import GRACE_S
+from halteres.runs.supervision.state_writer import StateWriter
 
 WELL_KNOWN = (8000, 8001, 8002)
 """Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls there does not mean a
@@ -70,72 +76,43 @@ def listen() -> Listener:
         listener.close()
 
 
-FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 0.5
-ANSWER_WITHIN_S = 2.0
-
-
-class Probe(Protocol):
-    """One question."""
-
-    async def __call__(self) -> bool:
-        """Whether the role is ready now."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """An HTTP server answers 200."""
-
-    url: str
-    key: str | None = field(default=None, repr=False)
-
-    async def __call__(self) -> bool:
-        """Ask once."""
-        return await get_json(self.url, self.key) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Exists:
-    """A file was touched."""
-
-    file: Path
-
-    async def __call__(self) -> bool:
-        """Look once."""
-        return self.file.exists()
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """The trajectory server knows an environment."""
-
-    api_url: str
-    key: str | None = field(default=None, repr=False)
-
-    async def __call__(self) -> bool:
-        """Ask once."""
-        told = await get_json(f"{self.api_url}/v1/diagnostics", self.key)
-        return bool(told and told.get("environments"))
-
-
-async def until_ready(probe: Probe) -> None:
-    """Return once the probe says yes. The caller sets the deadline."""
-    pause = FIRST_S
-    while not await probe():
-        await asyncio.sleep(pause)
-        pause = min(pause * GROWTH, LONGEST_S)
-
-
 async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
     """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where one is asked for."""
-    return await asyncio.to_thread(_get_json, url, key)
-
-
-def _get_json(url: str, key: str | None) -> Mapping[str, Any] | None:
     try:
-        return plain.get_json(url, ANSWER_WITHIN_S, key)
+        return await asyncio.to_thread(plain.get_json, url, 2.0, key)
     except (plain.Refused, NotReady):
         return None
+
+
+Probe = Callable[[], Awaitable[bool]]
+"""Asks once whether a role is ready now."""
+
+
+def answers(url: str, key: str | None = None) -> Probe:
+    """Ready when an HTTP server answers 200."""
+
+    async def probe() -> bool:
+        return await get_json(url, key) is not None
+
+    return probe
+
+
+def exists(file: Path) -> Probe:
+    """Ready when a file was touched."""
+
+    async def probe() -> bool:
+        return file.exists()
+
+    return probe
+
+
+def is_registered(api_url: str, key: str) -> Probe:
+    """Ready when the trajectory server knows an environment."""
+
+    async def probe() -> bool:
+        return bool((await get_json(f"{api_url}/v1/diagnostics", key) or {}).get("environments"))
+
+    return probe
 
 
 RoleName = Literal["service", "api", "reward", "trainer", "env"]
@@ -182,11 +159,75 @@ class RunContext:
         return self.service is not None and self.settings.corrects_temperature
 
 
+@contextmanager
+def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
+    """Bind the sockets, write the addresses into the run's files and its state; the sockets are closed at the end."""
+    run, state, secret = writer.run, writer.state, environ.run_secret()
+    settings, trains_policy = run.settings(), state.kind == "rl"
+    with ExitStack() as held:
+
+        def listening(needed: object) -> Listener | None:
+            listener = listen() if needed else None
+            if listener:
+                held.callback(listener.close)
+            return listener
+
+        service, api = listening(trains_policy and not state.service_given), listening(trains_policy)
+        reward = listening(reward_folders(settings.env))
+        service_url = service.url if service else state.urls.get("service", "")
+        urls = {"service": service_url, "api": api.url if api else "", "reward": reward.url if reward else ""}
+        writer.update(urls={name: url for name, url in urls.items() if url})
+        context = RunContext(
+            path=run.path,
+            run_name=state.name,
+            settings=settings,
+            environment=state.program,
+            base_model=state.base_model,
+            service=service,
+            inference=Server(url=service_url, key=secret if service else environ.api_key()),
+            api=api,
+            reward=reward,
+            secret=secret,
+        )
+        if api is not None:
+            _write_wiring(writer, context, with_login(api.url, secret))
+        yield context
+
+
+def _write_wiring(writer: StateWriter, context: RunContext, api_url: str) -> None:
+    """wiring.json and config.yaml hold keys: readable by the owner alone."""
+    state, settings, key = writer.state, context.settings, context.inference.key
+    wiring = {
+        "run_id": state.run_id,
+        "run_dir": str(context.path),
+        "service_url": context.inference.url,
+        "api_url": api_url,
+        "api_key": key,
+        "base_model": context.base_model,
+        "tokenizer": state.tokenizer,
+        "is_foreign": context.environment.is_foreign,
+        "tempered": context.tempered,
+        "resume_from": state.resume_point,
+    }
+    if context.reward is not None:  # in place of a reward model's folder stands where the run's server has it
+        names = {folder: name for name, folder in names_of(reward_folders(settings.env)).items()}
+        root = with_login(context.reward.url, context.secret)
+        settings = with_places(settings, lambda folder: f"{root}{path_of(names[folder])}")
+    before = os.umask(0o077)
+    try:
+        replace_file(context.path / WIRING, json.dumps(wiring, indent=1).encode())
+        config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
+        replace_file(context.path / "config.yaml", config.encode())
+    finally:
+        os.umask(before)
+    write_resolved(context.path, context.settings, state, context.path, {})
+
+
 RolesOf = Callable[[RunContext], tuple[Role, ...]]
 """Makes the roles of a run; tests put stand-ins here."""
 
 
-def cast(context: RunContext) -> tuple[Role, ...]:
+def roles_of(context: RunContext) -> tuple[Role, ...]:
     """The roles of a run, in the order in which they are started."""
     if context.api is None:
         return (_reward_trainer(context),)
@@ -195,18 +236,20 @@ def cast(context: RunContext) -> tuple[Role, ...]:
     return (*own_service, _api(context, context.api), *reward, _trainer(context), _env(context, context.api))
 
 
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)
+
+
 def _service(context: RunContext, listener: Listener) -> Role:
+    place = ("--state", str(context.path / "service"), "--listen-fd", str(listener.descriptor))
     tempered = ("--sample-logprobs", "tempered") if context.tempered else ()
+    computing = (*service_arguments(context.settings.inference), *tempered)
     return Role(
         name="service",
         title="Training service",
-        command=(
-            *_module("halteres.service", "--state", str(context.path / "service")),
-            *("--listen-fd", str(listener.descriptor), "--model", context.base_model),
-            *(*service_arguments(context.settings.inference), *tempered),
-        ),
+        command=_module("halteres.service", *place, "--model", context.base_model, *computing),
         phase="api",
-        ready=Answers(f"{listener.url}/api/v1/healthz"),
+        ready=answers(f"{listener.url}/api/v1/healthz"),
         variables={environ.SERVICE_KEY: context.secret},
         ready_within_s=300,
         listener=listener,
@@ -221,8 +264,8 @@ def _api(context: RunContext, listener: Listener) -> Role:
         title="API server",
         command=_module("halteres.trajectories", "--database", database, "--listen-fd", str(listener.descriptor)),
         phase="api",
-        ready=Answers(f"{listener.url}/v1/diagnostics", context.secret),
-        variables=_token(context),
+        ready=answers(f"{listener.url}/v1/diagnostics", context.secret),
+        variables={environ.TRAJECTORY_TOKEN: context.secret},
         ready_within_s=60,
         listener=listener,
         restarts=2,  # its groups are in the database
@@ -230,18 +273,15 @@ def _api(context: RunContext, listener: Listener) -> Role:
 
 
 def _reward(context: RunContext, listener: Listener) -> Role:
-    folders = tuple(str(folder) for folder in reward_folders(context.settings.env))
-    threads = context.settings.inference.threads
+    folders, threads = map(str, reward_folders(context.settings.env)), context.settings.inference.threads
+    # On the CPU: the accelerator's memory is the engine's, whose admission has counted it.
+    options = ("--listen-fd", str(listener.descriptor), "--device", "cpu")
     return Role(
         name="reward",
         title="Reward server",
-        command=(
-            # On the CPU: the accelerator's memory is the engine's, whose admission has counted it.
-            *_module("halteres.rewards", *folders, "--listen-fd", str(listener.descriptor), "--device", "cpu"),
-            *(("--threads", str(threads)) if threads else ()),
-        ),
+        command=_module("halteres.rewards", *folders, *options, *(("--threads", str(threads)) if threads else ())),
         phase="api",
-        ready=Answers(f"{listener.url}/health", context.secret),
+        ready=answers(f"{listener.url}/health", context.secret),
         variables={environ.REWARD_KEY: context.secret},
         ready_within_s=300,
         listener=listener,
@@ -255,29 +295,27 @@ def _trainer(context: RunContext) -> Role:
         title="Trainer",
         command=_module("halteres.training", "--run", str(context.path)),
         phase="trainer",
-        ready=Exists(context.path / "control" / "trainer.ready"),
+        ready=exists(context.path / "control" / "trainer.ready"),
         ready_within_s=420,
         # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
         keys=() if context.service else (environ.API_KEY,),
-        variables=_token(context),
+        variables={environ.TRAJECTORY_TOKEN: context.secret},
     )
 
 
 def _env(context: RunContext, api: Listener) -> Role:
-    config, metrics = context.path / "config.yaml", context.path / "metrics.jsonl"
+    config, metrics = str(context.path / "config.yaml"), context.path / "metrics.jsonl"
     return Role(
         name="env",
         title="Environment",
-        command=context.environment.command_in_run(
-            "serve", "--config", str(config), metrics=metrics, name=context.run_name
-        ),
+        command=context.environment.command_in_run("serve", "--config", config, metrics=metrics, name=context.run_name),
         folder=context.environment.working_directory,
         phase="environment",
-        ready=Registered(api.url, context.secret),
+        ready=is_registered(api.url, context.secret),
         ready_within_s=480,
         restarts=2,  # it holds nothing but rollouts in flight
         keys=secret_variables(context.settings.env),
-        variables=_token(context),
+        variables={environ.TRAJECTORY_TOKEN: context.secret},
     )
 
 
@@ -287,15 +325,7 @@ def _reward_trainer(context: RunContext) -> Role:
         title="Reward trainer",
         command=_module("halteres.rewards.torch", "--run", str(context.path)),
         phase="trainer",
-        ready=Exists(context.path / "control" / "trainer.ready"),
+        ready=exists(context.path / "control" / "trainer.ready"),
         ready_within_s=1800,  # it reads every row as tokens first
         grace_s=30,  # it ends after its step, with a checkpoint
     )
-
-
-def _token(context: RunContext) -> dict[str, str]:
-    return {environ.TRAJECTORY_TOKEN: context.secret}
-
-
-def _module(name: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name, *arguments)

@@ -24,9 +24,6 @@ from halteres.runs.supervision.logpipe import cut_logs
 
 _log = logging.getLogger(__name__)
 
-_TEXTS = ("failure", "error", "note")
-"""What of the state is told in words; the rest is ours to choose."""
-
 
 class StateWriter:
     """The one writer of a run's state."""
@@ -50,13 +47,12 @@ class StateWriter:
             self.event("status", status=self.state.status, phase=self.state.phase)
 
     def without_secrets(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes as the state will have them."""
-        return {name: self._redacted(value) if name in _TEXTS else value for name, value in changes.items()}
-
-    def _redacted(self, value: Any) -> Any:
-        if isinstance(value, msgspec.Struct):
-            return msgspec.convert(self._redactor.json(msgspec.to_builtins(value)), type(value))
-        return self._redactor.json(value)
+        """Changes as the state will have them: of what it has in words, secrets are struck out."""
+        clean = dict(changes)
+        for name in {"failure", "error", "note"} & changes.keys():
+            value = changes[name]  # a text, None, or a Failure
+            clean[name] = msgspec.convert(self._redactor.json(msgspec.to_builtins(value)), type(value))
+        return clean
 
     def process(self, role: str, **facts: Any) -> None:
         """Change what is known of one process."""
@@ -71,23 +67,21 @@ class StateWriter:
             _log.error("%s", error.sentence)
 
     @asynccontextmanager
-    async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
+    async def beating(self) -> AsyncIterator[None]:
         """Show that the supervisor lives, as long as the block runs."""
-        heart = asyncio.create_task(self._beat(every_s), name="heartbeat")
+
+        async def beat() -> None:
+            while True:
+                try:
+                    os.utime(self.run.path / "heartbeat")
+                except OSError as error:
+                    _log.error("No heartbeat: %s", error)
+                await asyncio.to_thread(cut_logs, self.run.path / "logs")
+                await asyncio.sleep(HEARTBEAT_S)
+
+        heart = asyncio.create_task(beat(), name="heartbeat")
         try:
             yield
         finally:
             heart.cancel()
             await asyncio.gather(heart, return_exceptions=True)
-
-    async def _beat(self, every_s: float) -> None:
-        while True:
-            self._touch()
-            await asyncio.to_thread(cut_logs, self.run.path / "logs")
-            await asyncio.sleep(every_s)
-
-    def _touch(self) -> None:
-        try:
-            os.utime(self.run.path / "heartbeat")
-        except OSError as error:
-            _log.error("No heartbeat: %s", error)

@@ -1,16 +1,19 @@
 """The supervisor of one run: `python -m halteres.runs.supervision.supervisor DIR`.
 
-Owns: the process: lock, signals, and how the run's end is written (weights, results, picture, and last the state).
-Never: decides what happens in between (`controller`).
+It takes the lock, obeys signals, and writes the run's end: weights, results.json, STATUS.md, plot.png, and last the
+state. What happens in between the controller decides.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
+import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -21,23 +24,28 @@ import msgspec
 
 from halteres import process
 from halteres.config import environ
-from halteres.errors import Conflict, HalteresError, ServerError, boundary
-from halteres.runs import identity, lock
-from halteres.runs.directory import RunDirectory
+from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
+from halteres.files import replace_file
+from halteres.observe.sinks import read_reports
+from halteres.redaction import printable
+from halteres.runs import lock
+from halteres.runs.directory import WAKE, RunDirectory
+from halteres.runs.reading.evaluations import before_and_after
+from halteres.runs.reading.outcome import PLOT, Outcome, draw, outcome_of
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
-from halteres.runs.stop import WAKE
-from halteres.runs.supervision.conclusion import conclude, export_adapter, final_checkpoint
-from halteres.runs.supervision.controller import RunController
-from halteres.runs.supervision.messages import StopAsked, Verdict
-from halteres.runs.supervision.roles import RolesOf, cast
-from halteres.runs.supervision.run_context import prepare_run
+from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
+from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
 from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
+NUM_SAMPLES = 2
+"""Answers shown before and after."""
 
-async def supervise(run: RunDirectory, casting: RolesOf = cast) -> Status:
+
+async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
     """Supervise one run to its end; the lock is the caller's. Returns its final status."""
     environ.set_run_secret(new_secret())  # first: whatever is written from here on is searched for it
     writer = StateWriter(run)
@@ -45,89 +53,159 @@ async def supervise(run: RunDirectory, casting: RolesOf = cast) -> Status:
         raise Conflict(f"Run {run.run_id} has ended already ({writer.state.status}).", "", "Resume it as a new run.")
     async with writer.beating():
         try:
-            with boundary(
-                ServerError, "The supervisor"
-            ):  # whatever goes wrong here, the run must end with a true state
-                verdict = await _attempt(writer, casting)
+            # Whatever goes wrong in here, the run must end with a true state.
+            with boundary(ServerError, "The supervisor"), prepared_run(writer) as context:
+                controller = RunController(writer, context, roles_of)
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.add_signal_handler(number, controller.ask_to_stop, StopRequest("now", number.name))
+                loop.add_signal_handler(WAKE, controller.look_for_stop)
+                # From here on a stop request may wake us; one that came earlier is found by the first look.
+                phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
+                us = process.identity(os.getpid())
+                writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=us)
+                verdict = await controller.run_to_verdict()
         except HalteresError as error:
             _log.exception("The supervisor failed.")
             verdict = Verdict(status="failed", error=error)
         return await _close(writer, verdict)
 
 
-async def _attempt(writer: StateWriter, casting: RolesOf) -> Verdict:
-    prepared = prepare_run(writer)
-    try:
-        controller = RunController(writer, prepared, casting)
-        _obey_signals(controller)
-        # From here on a stop request may wake us; one that came earlier is found by the first look.
-        phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
-        writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=identity.identity(os.getpid()))
-        return await controller.run_to_verdict()
-    finally:
-        prepared.close()
-
-
-def _obey_signals(controller: RunController) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, controller.ask_to_stop, StopAsked("now", number.name))
-    loop.add_signal_handler(WAKE, controller.look_for_stop)
-
-
 async def _close(writer: StateWriter, verdict: Verdict) -> Status:
     """Write the end: weights, results, picture, and only then the state that says so."""
     run = writer.run
     (run.path / RESERVE).unlink(missing_ok=True)
-    verdict, exported = await asyncio.to_thread(_with_weights, writer, verdict)
-    newest = run.newest_checkpoint()
-    resumable = verdict.status != "completed" and newest is not None
+    exported: Path | None = None
+    # Else they are kept by somebody else's service or written by the trainer itself, or there are none.
+    if not writer.state.service_given and writer.state.kind != "reward" and final_checkpoint(run) is not None:
+        try:
+            with boundary(ServerError, "Copying the final weights"):
+                exported = await asyncio.to_thread(export_adapter, run)
+        except HalteresError as error:  # a completed run without its weights has failed
+            if verdict.status == "completed":
+                verdict = Verdict(status="failed", error=error, note=verdict.note)
+    newest, error = run.newest_checkpoint(), verdict.error
     end: dict[str, Any] = {
         "status": verdict.status,
         "phase": writer.state.phase if verdict.status == "failed" else None,
-        "error": verdict.error.sentence if verdict.error else None,
-        "code": verdict.error.code if verdict.error else verdict.code,
-        "exit": verdict.error.details.get("exit") if verdict.error else None,
-        "failure": Failure.of(verdict.error) if verdict.error else None,
+        "error": error.sentence if error else None,
+        "code": error.code if error else verdict.code,
+        "exit": error.details.get("exit") if error else None,
+        "failure": Failure.of(error) if error else None,
         "note": verdict.note,
-        "resumable": resumable,
+        "resumable": verdict.status != "completed" and newest is not None,
         "last_checkpoint": newest or writer.state.last_checkpoint,
         "ended_at": time.time(),
     }
     end = writer.without_secrets(end)
     if exported:
         writer.event("weights", folder=str(exported))
-    for failure in await asyncio.to_thread(_concluded, run, msgspec.structs.replace(writer.state, **end)):
-        writer.event("conclusion_failed", error=failure)
+    try:
+        with boundary(ServerError, "Concluding"):  # a defect of ours, too: the end must be written
+            problems = await asyncio.to_thread(conclude, run, msgspec.structs.replace(writer.state, **end))
+    except HalteresError as defect:
+        _log.exception("The run could not be concluded.")
+        problems = [defect.sentence]
+    for problem in problems:
+        writer.event("conclusion_failed", error=problem)
     writer.update(**end)
     return verdict.status
 
 
-def _concluded(run: RunDirectory, state: RunState) -> list[str]:
-    """What could not be made, in sentences. A defect of ours is one of them: the end must be written."""
+def export_adapter(run: RunDirectory) -> Path:
+    """Copy the final weights, as a PEFT folder, to RUN/adapter. NotFound where they do not exist."""
+    from halteres.service.checkpoints.paths import folder_of
+
+    checkpoint = final_checkpoint(run)
+    if checkpoint is None or not checkpoint.get("sampler_path"):
+        raise NotFound("There are no final weights.", "The trainer has written no final checkpoint.")
+    source = folder_of(run.path / "service", checkpoint["sampler_path"])
+    if not (source / "adapter_config.json").is_file():
+        raise NotFound(f"The final weights {checkpoint['sampler_path']} are not on disk.", f"{source} is no adapter.")
+    beside, target = run.path / ".adapter", run.path / "adapter"
+    shutil.rmtree(beside, ignore_errors=True)
+    training_only = shutil.ignore_patterns("optimizer.safetensors", "state.json")
+    shutil.copytree(source, beside, ignore=training_only)
+    mode = stat.S_IMODE(run.path.stat().st_mode)
+    for copied in (beside, *beside.iterdir()):  # the service made its files for itself alone
+        copied.chmod(mode if copied.is_dir() else mode & 0o666)
+    shutil.rmtree(target, ignore_errors=True)
+    beside.rename(target)
+    return target
+
+
+def conclude(run: RunDirectory, state: RunState) -> list[str]:
+    """Write plot, results and summary for a run that ends in `state`. Returns what could not be made, in sentences."""
+    outcome, progress, problems = outcome_of(run, state), read_progress(run, state), list[str]()
+    if outcome.rows:
+        try:
+            draw(run, state, outcome.rows, run.path / PLOT)
+        except HalteresError as error:
+            problems.append(error.sentence)
+    results = _results(run, state, outcome, progress)
     try:
-        with boundary(ServerError, "Concluding"):
-            return conclude(run, state)
-    except HalteresError as error:
-        _log.exception("The run could not be concluded.")
-        return [error.sentence]
+        replace_file(run.path / "results.json", json.dumps(results, indent=1).encode() + b"\n")
+        replace_file(run.path / "STATUS.md", _summary(run, state, outcome, progress).encode())
+    except OSError as error:
+        problems.append(f"Results could not be written: {error}.")
+    return problems
 
 
-def _with_weights(writer: StateWriter, verdict: Verdict) -> tuple[Verdict, Path | None]:
-    """Copy the final weights out of the service's state. A completed run without them has failed."""
-    elsewhere = writer.state.service_given or writer.state.kind == "reward"
-    if elsewhere or final_checkpoint(writer.run) is None:
-        return verdict, None  # kept by somebody else's service or written by the trainer itself, or there are none
-    try:
-        with boundary(ServerError, "Copying the final weights"):
-            return verdict, export_adapter(writer.run)
-    except HalteresError as error:
-        if verdict.status != "completed":
-            return verdict, None
-        return Verdict(status="failed", error=error, note=verdict.note), None
+def _results(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> dict[str, Any]:
+    weights, plot = outcome.weights, run.path / PLOT
+    return {
+        "run_id": state.run_id,
+        "name": state.name,
+        "status": state.status,
+        "environment": state.environment,
+        "base_model": state.base_model,
+        "step": state.step,
+        "total_steps": state.total_steps,
+        "error": state.error,
+        "note": state.note,
+        "minutes": round(outcome.cost.minutes, 2),
+        "final_metrics": outcome.final,
+        "baseline": dict(outcome.baseline.figures) if outcome.baseline else {},
+        "improvement": {name: gain.facts for name, gain in outcome.gains.items()},
+        "weights": {
+            "step": weights.step,
+            "sampler": weights.sampler,
+            "state": weights.state,
+            "peft_dir": str(weights.peft_dir) if weights.peft_dir else None,
+            **({"reward_model": str(weights.reward_model)} if weights.reward_model else {}),
+        },
+        "checkpoints": run.checkpoints(),
+        "samples": [task.facts for task in before_and_after(run)[:NUM_SAMPLES]],
+        "plot": str(plot) if plot.exists() else None,
+        "sinks": msgspec.to_builtins(read_reports(run.path)),
+        "eval_failed": [{"step": failed.step, "why": failed.why} for failed in progress.eval_failed],
+        "no_evaluation": progress.no_evaluation or None,
+    }
 
 
-def main(arguments: Sequence[str] | None = None, casting: RolesOf = cast) -> int:
+def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> str:
+    """STATUS.md."""
+    lines = [f"# Run {state.run_id}: {printable(state.name)}", ""]
+    lines += [f"**{state.status}** at step {state.step}/{state.total_steps}"]
+    partly = [progress.evaluation_line(*it) for it in progress.evaluation if progress.tasks_evaluated(it[0])]
+    remarks = (state.error, state.note, progress.no_evaluation, *progress.eval_failed, *partly)
+    lines += [f"\n{printable(str(text))}" for text in remarks if text]
+    lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
+    figures = outcome.baseline.figures if outcome.baseline else {}
+    for name, value in outcome.final.items():
+        gain, before = outcome.gains.get(name), figures.get(name)
+        if gain is None and name not in ("reward/mean", "reward/success"):
+            continue
+        bounds = f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})" if gain and gain.interval else ""
+        known = (f"{number:.4g}" if number is not None else "" for number in (before, value))
+        lines.append(f"| {name} | {' | '.join(known)} | {f'{gain.delta:+.3f}{bounds}' if gain else ''} |")
+    weights = outcome.weights
+    places = {"directory": run.path, "sampler": weights.sampler, "state": weights.state}
+    places |= {"peft_dir": weights.peft_dir, "reward_model": weights.reward_model}
+    return "\n".join([*lines, "", *(f"- {name}: `{value}`" for name, value in places.items() if value)]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None, roles_of: RolesOf = roles_of) -> int:
     """Supervise the run in DIR. Exit code 0 whenever its end is on disk; 1 where it could not be supervised at all."""
     process.begin("supervisor")
     parser = argparse.ArgumentParser(
@@ -144,7 +222,7 @@ def main(arguments: Sequence[str] | None = None, casting: RolesOf = cast) -> int
             os.set_inheritable(given.lock_fd, False)  # children must not hold it after us
         process.adopt_orphans()
         try:
-            status = asyncio.run(supervise(run, casting))
+            status = asyncio.run(supervise(run, roles_of))
         finally:
             process.end_orphans()
         _log.info("Run %s: %s.", run.run_id, status)

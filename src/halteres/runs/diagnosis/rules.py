@@ -1,0 +1,558 @@
+"""The rules that read rows of metrics.jsonl: what is learnt, how it is learnt, and where rewards lead.
+
+Thresholds were set on runs of the built-in model (arithmetic, three seeds of 40 steps; figures beside each rule) and
+are silent on a healthy run, the stretch included where every answer is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+from halteres.next_step import Remedy
+from halteres.observe.metrics import Row
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
+from halteres.rewards.panel import PROXY, divergences, transfers
+from halteres.runs.diagnosis.run_facts import CEILING, Debounce, Finding, History, RunFacts, number, trend
+from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
+
+Look = Callable[[RunFacts, History, Row], Finding | None]
+"""What a row shows, whether it is wrong or not; None: the row is none of the rule's business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Watches one thing that can go wrong."""
+
+    name: str  # as alerts call it
+    look: Look
+    steps: int  # rows in a row, of those that it looks at, in which it must hold
+    calm: int | None  # ... in which it must be over before it is reported again; None: as many
+
+    def debounce(self) -> Debounce:
+        """For one run: that what lasts is reported once."""
+        return Debounce(self.steps, self.calm)
+
+
+def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
+    """Makes a rule of its look at a row."""
+    return lambda look: Rule(name=name, look=look, steps=steps, calm=calm)
+
+
+# What is learnt. Silent where rewards are at their ceiling, save to say that nothing is left to learn.
+
+SILENT = 0.95
+"""Share of groups without signal from which on there is no gradient to speak of."""
+
+
+@rule("no_reward_variance", steps=5)
+def no_variance(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Nearly all groups have equal scores, step after step: there is no gradient.
+
+    Nearly all, so that one lucky group of many does not hide it; at the ceiling of arithmetic .69 to 1.00 of the groups
+    are silent, never more than .94 for five steps in a row before all answers are right.
+    """
+    silent, mean = number(row, "groups/without_signal"), number(row, "reward/mean")
+    if silent is None or mean is None:
+        return None
+    evidence = (
+        f"In {no_variance.steps} steps in a row at least {SILENT:.0%} of the groups had equal scores (now {silent:.0%}"
+        f", mean reward {mean:.3g}): nothing is learnt from them."
+    )
+    if history.at_ceiling(mean):
+        evidence = (
+            f"Rewards are at their ceiling ({mean:.3g} of {history.highest:.3g}): all answers of nearly every group "
+            f"were equally good in {no_variance.steps} steps in a row. Nothing is left to learn."
+        )
+        remedy = Remedy((run.stop("after_step"), run.results()), "only harder tasks would teach more.")
+    elif history.collapsed:
+        remedy = run.spoilt(history.best)
+    elif silent >= 1.0 and mean <= history.lowest:
+        remedy = run.unscored()
+    else:
+        words = "or make the tasks easier. How near the best answers are:"
+        remedy = Remedy(run.go_on_with(run.larger_groups()), words, (run.rollouts("best"),))
+    return Finding(evidence=evidence, remedy=remedy, holds=silent >= SILENT, is_over=silent < 0.8)
+
+
+@rule("reward_flat", steps=5, calm=20)
+def not_rising(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Rewards surely do not rise, or fall, below their ceiling.
+
+    Flat: the line through the last 30 to 40 steps rises by less than a tenth of what the scale has left, even with two
+    standard errors more, and not for certain. Where rewards scatter too much for that, nothing is reported.
+    Falling: the line through 20 steps falls by .05 of the scale, and by three standard errors.
+
+    Of runs that rise by .004 a step at most 1 % are reported, of flat ones with 256 rollouts a step all, after 34 steps
+    (median; tasks of equal difficulty): benchmarks/alerts.py.
+    """
+    if number(row, "reward/mean") is None or len(history.means) < 20:
+        return None
+    means, newest = history.last_means(40), history.last_means(20)
+    rise, errors = trend(newest)
+    falls = rise < -0.05 * history.span and errors < -3
+    if not falls:
+        rise, errors = trend(means)
+    over = newest if falls else means
+    middle = fmean(over)
+    highest_rise = rise + 2 * (rise / errors if errors else 0.0)
+    is_flat = len(means) >= 30 and highest_rise < 0.1 * (history.highest - middle) and errors < 2
+    has_variance = (number(row, "groups/without_signal") or 0.0) < SILENT  # else that rule reports it
+    went = f"Over {len(over)} steps the mean reward went from {middle - rise / 2:.3g} to {middle + rise / 2:.3g}"
+    if falls:
+        slower = Remedy(run.go_on_with(run.slower()), "a smaller learning rate.")
+        evidence, remedy = f"{went}: it falls.", run.spoilt(history.best) if history.collapsed else slower
+    else:
+        evidence = f"{went}, and is not at its ceiling ({history.highest:.3g})."
+        words, faster = "if those are honest tries at the task:", run.go_on_with(run.rate_times(2))
+        remedy = Remedy((run.rollouts("worst"),), words, faster)
+    holds = (falls or is_flat) and has_variance and not history.at_ceiling(fmean(newest))
+    return Finding(evidence=evidence, remedy=remedy, holds=holds)
+
+
+@rule("entropy_collapse", steps=5)
+def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The policy answers the same again and again, though its rewards are not at their ceiling.
+
+    Below a tenth of the median of the first three steps. Arithmetic goes from .15 nats per token to .001 to .009, which
+    is 1 to 6 % of it, as it ought to: rewards are at their ceiling by then. At .87 of the scale it has 29 %.
+    """
+    entropy, mean = number(row, "policy/entropy"), number(row, "reward/mean")
+    if entropy is None or mean is None or (before := history.at_first("entropy", entropy)) is None:
+        return None
+    share = entropy / before if before else 1.0
+    return Finding(
+        evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it began with "
+        f"({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
+        remedy=Remedy(
+            (run.stop(), run.begin_anew({**run.slower(), **run.larger_groups()})),
+            "lost entropy does not come back.",
+        ),
+        holds=entropy < 0.1 * before and not history.at_ceiling(mean),
+        is_over=entropy > 0.2 * before,
+    )
+
+
+# What is learnt wrongly: rewards rise, and held-out answers, or the panel, do not.
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What held-out answers and rewards did between two evaluations."""
+
+    before: Evaluation
+    after: Evaluation
+    reward_before: float  # mean around the first
+    reward_after: float  # ... and around the second
+    span: float  # of the rewards' scale
+
+    @property
+    def rise(self) -> float:
+        """Of the mean reward."""
+        return self.reward_after - self.reward_before
+
+    def highest_gain(self, name: str, confidence: float) -> float:
+        """The most that this held-out figure can have risen; unbounded where nothing is known of its error."""
+        difference = differences(self.before, self.after, confidence).get(name)
+        return difference.interval[1] if difference and difference.interval else math.inf
+
+    def is_worse(self, confidence: float) -> bool:
+        """Held-out answers fell by .05, for certain, while rewards rose by .05 of the scale."""
+        fell = self.before.figures[CORRECT] - self.after.figures[CORRECT] >= 0.05
+        rose = self.rise >= 0.05 * self.span > 0
+        return fell and rose and self.highest_gain(CORRECT, confidence) < 0
+
+    def is_left_behind(self, confidence: float) -> bool:
+        """Rewards rose by half of the scale, and held-out answers, for certain, by less than a quarter of that."""
+        due = 0.25 * self.rise
+        if not self.rise >= 0.5 * self.span > 0 or self.after.figures[CORRECT] + due / self.span >= CEILING:
+            return False
+        if self.highest_gain(CORRECT, confidence) >= due / self.span:
+            return False
+        return SCORE not in self.after.figures or self.highest_gain(SCORE, confidence) < due
+
+    def __str__(self) -> str:
+        first, last = self.before.figures[CORRECT], self.after.figures[CORRECT]
+        went = "fell" if last < first else "went"
+        return (
+            f"From step {self.before.step} to {self.after.step} the held-out share correct {went} from {first:.3g} to "
+            f"{last:.3g}, while the mean reward rose from {self.reward_before:.3g} to {self.reward_after:.3g}."
+        )
+
+
+@rule("reward_hacking", steps=2)
+def hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks learnt by heart.
+
+    They are worse than at the best evaluation so far, or left behind since the first one, at two evaluations in a row;
+    a fall that leaves only .002 for chance is reported at once. Evaluations are compared task by task where their
+    samples are there, by their standard errors otherwise; where neither is known, nothing is reported.
+
+    Certain: each of the pairs that could have been compared so far has its part of a chance of .01, since the best was
+    chosen by looking. Of runs whose held-out share never falls at most 1 % are reported within 20 evaluations, of those
+    that fall from .6 to .4 over five (128 tasks, 4 samples) over 99 %: benchmarks/alerts.py.
+    """
+    rows = [row for row in history.evaluations if number(row, CORRECT) is not None]
+    if number(row, CORRECT) is None or not history.means:
+        return None
+    *_, now = evaluations = [evaluation(run.folder, row, run.success_threshold) for row in rows]
+    earlier = [one for one in evaluations if one.step < now.step]
+    if not earlier:
+        return None
+
+    def mean_around(step: int) -> float:
+        """Mean reward of the last steps up to this one; of the first ones for an evaluation before training."""
+        steps = sorted(history.means)
+        return fmean(history.means[one] for one in ([it for it in steps if it <= step][-5:] or steps[:5]))
+
+    def since(before: Evaluation) -> _Stretch:
+        return _Stretch(before, now, mean_around(before.step), mean_around(now.step), history.span)
+
+    def confidence(chance: float) -> float:
+        """Of two-sided intervals of which one bound is looked at."""
+        return 1 - 2 * chance / math.comb(len(evaluations), 2)
+
+    from_best = since(max(earlier, key=lambda one: (one.figures[CORRECT], one.step)))
+    from_first = since(earlier[0])
+    is_worse = from_best.is_worse(confidence(0.01))
+    words = "see what scores high and is wrong, mend the scorer, then"
+    return Finding(
+        evidence=str(from_best if is_worse else from_first),
+        remedy=Remedy((run.stop(), run.rollouts("best")), words, (run.begin_anew({}),)),
+        holds=is_worse or from_first.is_left_behind(confidence(0.01)),
+        at_once=from_best.is_worse(confidence(0.002)),
+    )
+
+
+@rule("panel_disagrees")
+def panel_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Most of what the trained reward has gained on held-out answers does not show in the panel; or a rubric's criteria
+    of presence rise while those of correctness fall. Compared with the first evaluation, by the worst member."""
+    base = next((row for row in history.evaluations if number(row, f"eval/{PROXY}") is not None), row)
+    if number(row, f"eval/{PROXY}") is None or base is row:
+        return None
+    low = [transfer for transfer in transfers(base, row) if transfer.is_low]
+    diverging = list(divergences(base, row))
+    evidence = ""
+    if low:
+        worst = min(low, key=lambda transfer: transfer.panel)
+        evidence = (
+            f"Held out, the reward gained {worst.proxy:.2g} standard deviations and '{worst.member}' of the panel "
+            f"{worst.panel:.2g}: {worst.share or 0:.0%} of the gain transfers."
+        )
+    elif diverging:
+        found = diverging[0]
+        evidence = (
+            f"By '{found.component}', criteria of presence rose by {found.presence:.2g} and those of correctness fell "
+            f"by {-found.correctness:.2g}."
+        )
+    words = "see what the reward pays for and the panel does not; then mend `rewards` and start again from an earlier"
+    remedy = Remedy((run.stop(), run.rollouts("best")), f"{words} checkpoint.")
+    return Finding(evidence=evidence, remedy=remedy, holds=bool(low or diverging))
+
+
+# Drift: the policy leads the rewards to where they were not made for, or is paid for something else. Each must hold for
+# several steps in a row: one batch is small, and an alarm may end a run.
+
+
+def _see_what_pays(run: RunFacts, fix: str) -> Remedy:
+    words = f"is it the answers that became better? If not, {fix}, and"
+    return Remedy((run.rollouts("best"),), words, (run.stop(),))
+
+
+def _components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
+    """(component, value) of the metrics whose names are `before`, a component's name and `after`."""
+    for name in row:
+        component = name.removeprefix(before).removesuffix(after)
+        if name == f"{before}{component}{after}" and "/" not in component and (value := number(row, name)) is not None:
+            yield component, value
+
+
+@rule("ensemble_disagrees", steps=3)
+def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The members of an ensemble are further apart, on the mean of a batch, than on 95 % of the base model's answers.
+
+    The limit is that of the first evaluation. A mean of many answers stays far below their 95 % quantile by chance.
+    """
+    limits: dict[str, float] = {}
+    for evaluated in reversed(history.evaluations):
+        limits.update(_components(evaluated, "eval/reward/", f"/{DISAGREEMENT}{QUANTILE}"))
+    apart = {name: value for name, value in _components(row, "reward/", f"/{DISAGREEMENT}") if name in limits}
+    if not apart:
+        return None
+    worst = max(apart, key=lambda name: apart[name] - limits[name])
+    fix = "let the ensemble count its worst member (combination: min)"
+    if any(spec.name == worst and spec.combination == "min" for spec in reward_specs(run.env)):
+        fix = "train its members on answers like these"
+    return Finding(
+        evidence=f"The members of '{worst}' are {apart[worst]:.2g} apart, {ensemble_disagrees.steps} steps in a row "
+        f"above {limits[worst]:.2g}, the 95 % quantile of the base model's answers.",
+        remedy=_see_what_pays(run, fix),
+        holds=apart[worst] > limits[worst],
+    )
+
+
+@rule("scores_out_of_range", steps=3)
+def scores_out_of_range(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Many scores of a reward model are beyond every one that it was calibrated on.
+
+    Of n pairs like the answers, about 1 in n scores is; a fifth is of another kind, whatever the pairs were.
+    """
+    model, share = max(_components(row, "reward/", f"/{OUT_OF_RANGE}"), key=lambda it: it[1], default=("", None))
+    if share is None:
+        return None
+    return Finding(
+        evidence=f"{share:.0%} of the scores of '{model}' are lower or higher than any that it was calibrated on, more "
+        f"than 20% in {scores_out_of_range.steps} steps in a row.",
+        remedy=_see_what_pays(run, f"train or calibrate '{model}' on answers like these"),
+        holds=share > 0.2,
+        is_over=share < 0.1,
+    )
+
+
+@rule("reward_follows_length", steps=8)
+def reward_follows_length(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Within a group, longer answers score higher, and answers are more than twice as long as they were at first.
+
+    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, so
+    length must have grown, too: on arithmetic the correlation is .7 to .9 from the first step on, and answers that
+    are learnt honestly become up to 1.7 times as long. Spearman's, mean over the groups of a batch. Where length counts
+    for nothing, a batch of one group of four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one
+    group of two with .5 and .004.
+    """
+    tokens, count = number(row, "tokens/action"), number(row, "sequences/count")
+    if not tokens or not count or not is_learned(run.env):
+        return None
+    if (before := history.at_first("length", tokens / count)) is None:
+        return None
+    longer, follows = tokens / count / before, number(row, "groups/length_correlation") or 0.0
+    return Finding(
+        evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group), and they are "
+        f"{longer:.2g} times as long as at first, {reward_follows_length.steps} steps in a row.",
+        remedy=_see_what_pays(run, "where length is not what is wanted, take it off with a reward function"),
+        holds=follows > 0.5 and longer > 2.0,
+    )
+
+
+@rule("kl_over_budget", steps=3)
+def kl_over_budget(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The policy is further from its reference than `trainer.kl_budget` allows."""
+    apart, budget = number(row, "policy/kl_reference"), run.trainer.kl_budget
+    if apart is None or budget is None:
+        return None
+    stronger = run.go_on_with({"trainer.kl_coef": float(f"{2 * run.trainer.kl_coef:.3g}")})
+    return Finding(
+        evidence=f"The policy is {apart:.2g} nats per token from its reference, {kl_over_budget.steps} steps in a row "
+        f"above trainer.kl_budget ({budget:g}).",
+        remedy=Remedy(stronger, "twice the penalty. Earlier checkpoints:", (run.results(),)),
+        holds=apart > budget,
+    )
+
+
+@rule("judge_fails", steps=3)
+def judge_fails(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """A judge gives no grade to many of the answers that it is asked about: they go unscored, by no choice of ours.
+
+    What it was not asked for want of budget does not count.
+    """
+    shares: dict[str, float] = {}
+    for judge in sorted({name.split("/")[1] for name in row if name.startswith("judge/")}):
+        kinds = ("read", "failed", "unreadable")
+        read, failed, unreadable = (number(row, f"judge/{judge}/{kind}") or 0.0 for kind in kinds)
+        if num_questions := read + failed + unreadable:
+            shares[judge] = (failed + unreadable) / num_questions
+    if not shares:
+        return None
+    worst = max(shares, key=lambda judge: shares[judge])
+    words = "then a judge that answers, or fewer requests at once (its concurrency)."
+    return Finding(
+        evidence=f"The judge of '{worst}' failed, or could not be read, for {shares[worst]:.0%} of the questions, more "
+        f"than 20% in {judge_fails.steps} steps in a row.",
+        remedy=Remedy((run.logs("env"),), words),
+        holds=shares[worst] > 0.2,
+        is_over=shares[worst] < 0.1,
+    )
+
+
+# How it is learnt: truncation, sampler and trainer apart, starving and idling, numbers that are not finite.
+
+
+@rule("truncation", steps=3)
+def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Many answers hit the token limit: their ends, and with them most rewards, are cut off. Arithmetic: none."""
+    share = number(row, "train/truncated")
+    if share is None:
+        return None
+    limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
+    named = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
+    return Finding(
+        evidence=f"{share:.0%} of the answers were cut off by the token limit{f' ({named})' if named else ''}, and "
+        f"more than 30% in {truncation.steps} steps in a row.",
+        remedy=run.spoilt(history.best) if history.collapsed else longer,
+        holds=share > 0.3,
+        is_over=share < 0.2,
+    )
+
+
+@rule("logprob_drift")
+def logprob_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Sampler and trainer no longer compute the same function: on tokens of one policy version they must agree.
+
+    The bound is for fp32, on the 99.9th percentile (`halteres.training.agreement`); the built-in model differs by 0.
+    """
+    apart, most = number(row, "logprobs/absdiff_p999"), 3e-5
+    if apart is None:
+        return None
+    words = "run sampler and trainer in the same dtype: if they do, this is a defect of the engine."
+    return Finding(
+        evidence=f"The 99.9th percentile of |sampler - trainer| log-probability is {apart:.1e} (alarm above "
+        f"{most:.0e}), on tokens of the same policy version.",
+        remedy=Remedy((run.logs("engine"),), words),
+        holds=apart > most,
+    )
+
+
+@rule("kl_drift", steps=3)
+def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """What is trained on was sampled by a policy too far from the present one, all tokens counted.
+
+    Nats per token. Trust regions of PPO's kind keep an update to about .01 to .02; at `max_staleness` 0 it is 0.
+    """
+    apart, most = number(row, "logprobs/diff"), 0.05
+    if apart is None:
+        return None
+    staleness, oldest = run.trainer.max_staleness, number(row, "policy/staleness_max") or 0.0
+    fresher = {"trainer.max_staleness": staleness // 2} if staleness else {}
+    return Finding(
+        evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above {most:g}, {kl_drift.steps} "
+        f"steps in a row); the oldest group was {oldest:.0f} policy versions old.",
+        remedy=Remedy(run.go_on_with({**fresher, **run.slower()}), "fresher batches, smaller updates."),
+        holds=abs(apart) > most,
+        is_over=abs(apart) < most / 2,
+    )
+
+
+def _step_times(row: Row) -> tuple[float, float] | None:
+    """Seconds that the trainer waited for its batch, and of the whole step; None where there were so few groups to
+    train on that a short pass says nothing.
+
+    On-policy the trainer always waits; in arithmetic a fifth to a third of a step while there is much to train on, up
+    to .98 where nearly no group has signal.
+    """
+    waited_s, step_s = number(row, "time/batch"), number(row, "time/step")
+    if waited_s is None or not step_s or (number(row, "groups/without_signal") or 0.0) > 0.5:
+        return None
+    return waited_s, step_s
+
+
+@rule("trainer_starved", steps=10)
+def trainer_starved(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The trainer waits nearly all the time for batches, and long enough to matter."""
+    if (times := _step_times(row)) is None:
+        return None
+    waited_s, step_s = times
+    workers, groups = run.number("max_num_workers"), run.groups_per_batch
+    words = "are answers needlessly long? If they are short, scoring is slow."
+    remedy = Remedy((run.rollouts("worst"),), words)
+    if workers and groups and workers < groups:
+        words = f"{workers} groups at a time do not fill a batch of {groups}."
+        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), words)
+    return Finding(
+        evidence=f"In {trainer_starved.steps} steps in a row the trainer waited {waited_s / step_s:.0%} of the time "
+        f"for its batch ({waited_s:.1f} of {step_s:.1f} s).",
+        remedy=remedy,
+        holds=waited_s / step_s >= 0.9 and waited_s >= 2.0,
+    )
+
+
+@rule("env_idle", steps=10)
+def environment_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The environment waits nearly all the time for the trainer, and long enough to matter."""
+    if (times := _step_times(row)) is None:
+        return None
+    idle_s, step_s = times[1] - times[0], times[1]
+    calls = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
+    return Finding(
+        evidence=f"In {environment_idle.steps} steps in a row the environment waited {idle_s / step_s:.0%} of the time "
+        f"for the trainer ({idle_s:.1f} of {step_s:.1f} s).",
+        remedy=Remedy(calls, "rollouts then go on while the trainer trains; or a smaller env.batch_size."),
+        holds=times[0] / step_s <= 0.05 and idle_s >= 2.0,
+    )
+
+
+@rule("env_ahead", steps=3)
+def environment_ahead(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The environment makes far more than is taken: groups are set aside as too old."""
+    sent, lost = number(row, "groups/sent"), number(row, "groups/set_aside") or 0.0
+    if not sent:
+        return None
+    workers, groups = run.number("max_num_workers"), run.groups_per_batch
+    older = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
+    remedy = Remedy(older, "groups may be older.")
+    if groups and (workers is None or workers > groups):
+        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once.")
+    return Finding(
+        evidence=f"{lost:.0f} of {sent:.0f} groups were set aside by the trajectory server, most likely as too old, "
+        f"and at least 30% in {environment_ahead.steps} steps in a row: they were sampled in vain.",
+        remedy=remedy,
+        holds=lost / sent >= 0.3,
+        is_over=lost / sent < 0.15,
+    )
+
+
+@rule("scorer_slow", steps=3)
+def scorer_slow(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """One of the `rewards` takes most of the time that a group takes, and long enough to matter."""
+    group_s = number(row, "rollouts/group_s")
+    if not group_s:
+        return None
+    scorer, taken_s = max(_components(row, "reward/", "_s"), key=lambda it: it[1], default=("", 0.0))
+    room = "or let more groups be under way (env.max_num_workers)."
+    return Finding(
+        evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, in {scorer_slow.steps} "
+        "steps in a row.",
+        remedy=Remedy((run.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"),
+        holds=taken_s >= 1.0 and taken_s > 0.5 * group_s,
+    )
+
+
+@rule("eval_tasks_failed")
+def held_out_failed(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """Many held-out tasks failed: an evaluation's figures are of the others alone."""
+    failed, rest = number(row, "eval/num_failed"), number(row, "eval/num_tasks")
+    if failed is None or rest is None:
+        return None
+    return Finding(
+        evidence=f"{failed:.0f} of {failed + rest:.0f} held-out tasks failed; the figures are of the other {rest:.0f}.",
+        remedy=Remedy((run.logs("eval"),), "it says why each of them failed."),
+        holds=failed > 0.1 * (failed + rest),
+    )
+
+
+@rule("nan_loss")
+def loss_not_finite(run: RunFacts, history: History, row: Row) -> Finding | None:
+    """The loss of a step that was not skipped is NaN or infinite: metrics.jsonl has null for both."""
+    if "train/loss" not in row:
+        return None
+    return Finding(
+        evidence="The loss is no finite number: the adapter is spoilt from here on.",
+        remedy=Remedy(run.go_on_with(run.slower()), "half the learning rate."),
+        holds=row["train/loss"] is None and number(row, "train/skipped") == 0.0,
+    )
+
+
+DRIFT = (
+    *(hacking, panel_disagrees, ensemble_disagrees, scores_out_of_range, reward_follows_length, kl_over_budget),
+    judge_fails,
+)
+"""Rules at whose alerts a run with `on_drift: stop` ends."""
+
+RULES = (
+    *(no_variance, not_rising, entropy_collapse, *DRIFT),
+    *(truncation, logprob_drift, kl_drift, trainer_starved, environment_idle, environment_ahead, scorer_slow),
+    *(held_out_failed, loss_not_finite),
+)
+"""Every rule that reads rows."""
