@@ -74,12 +74,24 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
 def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
     """Its limits and families stand in modules that load torch, and are repeated where none may be."""
     from halteres.engine.torch.fused import FAMILIES as COMPUTED
-    from halteres.engine.torch.limits import Limits
+    from halteres.engine.torch.limits import GPU_HEAD_ELEMENTS, GPU_PASS_TOKENS, RECOMPUTED_BYTES, Limits
 
     assert FAMILIES == COMPUTED
     limits = Limits()
     assert (limits.pass_tokens, limits.head_elements) == (machine.PASS_TOKENS, machine.HEAD_ELEMENTS)
     assert (limits.decode_rows, limits.cache_bytes) == (machine.DECODE_ROWS, machine.CACHE_BYTES)
+    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (machine.GPU_PASS_TOKENS, machine.GPU_HEAD_ELEMENTS)
+    assert RECOMPUTED_BYTES == machine.RECOMPUTED_BYTES
+
+
+def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_16_bits() -> None:
+    """Batch 128, groups of 16, 8,192 tokens, rank 32; in 32 bits it does not."""
+    work = machine.Workload(
+        rank=32, group_size=16, batch_size=128, rows=128, positions=8192, answer_tokens=4096, steps=100, cache_gb=20
+    )
+    shape = CATALOGUE["Qwen/Qwen3-8B"]
+    assert machine.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
+    assert machine.need(shape, work, on_gpu=True).total > 80e9
 
 
 def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(

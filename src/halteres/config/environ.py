@@ -11,7 +11,7 @@ from pathlib import Path
 from halteres.errors import InvalidConfig
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", "auto")
 LOOPBACK = ("127.0.0.1", "localhost")
 
 API_KEY = "TINKER_API_KEY"
@@ -81,7 +81,8 @@ def threads() -> int | None:
 
 
 def device() -> str:
-    """HALTERES_DEVICE: what the engine computes on, `cpu` or `cuda` (default cpu: `cuda` is not verified yet)."""
+    """HALTERES_DEVICE: what the engine computes on: `cpu`, `cuda`, or `auto`: a GPU if it passes the engine's check
+    and the model is not small (default cpu: no GPU has been verified yet)."""
     return _one_of("HALTERES_DEVICE", os.environ.get("HALTERES_DEVICE") or "cpu", DEVICES)
 
 

@@ -153,6 +153,11 @@ class InferenceSettings(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of base weights and matmuls; bfloat16 takes half the memory"
     )
+    device: Literal["cpu", "cuda", "auto"] | None = Field(
+        default=None,
+        description="what the engine computes on; auto: a GPU if it passes its check and the model is not small; "
+        "default: HALTERES_DEVICE, or cpu",
+    )
     engine: Literal["torch", "scripted"] = Field(
         default="torch", description="what computes; 'scripted' has no weights and learns nothing"
     )

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
     parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
     parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    parser.add_argument("--device", choices=environ.DEVICES, help="default: HALTERES_DEVICE, or cpu")
     options = parser.parse_args()
     environ.stay_offline()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
@@ -63,7 +64,7 @@ async def _load(options: argparse.Namespace) -> Engine:
     from halteres.engine.torch.device import usable_device
     from halteres.engine.torch.engine import TorchEngine
 
-    device = await usable_device(environ.device(), folder, options.dtype)
+    device = await usable_device(options.device or environ.device(), folder, options.dtype)
     return TorchEngine(folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype)
 
 

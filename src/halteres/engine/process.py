@@ -44,6 +44,7 @@ class EngineCommand:
     threads: int | None = None  # None: cores - 1, at least 1
     cache_gb: float | None = None  # for keys and values; None: by what is free
     dtype: BaseType = "float32"  # of the base weights
+    device: str | None = None  # None: by HALTERES_DEVICE
 
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
@@ -51,6 +52,7 @@ class EngineCommand:
         options = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
         options |= {"threads": threads, "dtype": self.dtype}
         options |= {} if self.cache_gb is None else {"cache-gb": self.cache_gb}
+        options |= {"device": self.device} if self.device else {}
         written = (part for option, value in options.items() for part in (f"--{option}", str(value)))
         return [sys.executable, "-m", "halteres.engine", *written]
 

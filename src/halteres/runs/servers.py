@@ -203,7 +203,8 @@ def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
     threads = ("--threads", str(inference.threads)) if inference.threads else ()
     cache = ("--cache-gb", str(inference.cache_gb)) if inference.cache_gb else ()
     samplers = ("--samplers", str(inference.samplers)) if inference.samplers else ()
-    return ("--engine", inference.engine, *threads, *cache, *samplers, "--dtype", inference.dtype)
+    device = ("--device", inference.device) if inference.device else ()
+    return ("--engine", inference.engine, *threads, *cache, *samplers, *device, "--dtype", inference.dtype)
 
 
 def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
         threads=arguments.threads or max(1, (usable_cores() - 1) // (1 + arguments.samplers)),
         cache_gb=arguments.cache_gb,
         dtype=arguments.dtype,
+        device=arguments.device,
     )
 
     def engine(name: str) -> EngineProcess:
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
     add("--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb")
     add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    add("--device", choices=environ.DEVICES, help="what engines compute on; default: HALTERES_DEVICE, or cpu")
     add("--require-keys", action="store_true", help="ask for a key also while none was made")
     add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
     add("--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose")

@@ -91,7 +91,7 @@ class TorchEngine:
             torch.set_num_interop_threads(1)
         self._base = load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
-        self._limits = limits or Limits.of(self._base.device, cache_bytes)
+        self._limits = limits or Limits.of(self._base, cache_bytes)
         self._info = _info(self._base, folder, name, threads, self._limits)
         self._adapters: dict[str, Adapter] = {}
         self._budgets: dict[str, PassBudget] = {}  # one for each: what one finds out moves no bit of another

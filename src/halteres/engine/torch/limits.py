@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from halteres.engine.torch.model import BaseModel
 
 PLACE = 1024
 """Positions of a sequence of usual length, in which it is told how many can be decoded at once."""
+
+
+GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
+"""Of a GPU, which is idle in small micro-batches. Not measured yet."""
+
+RECOMPUTED_BYTES = 20_000_000_000
+"""Activations of a micro-batch on a GPU that are too many to keep. Not measured yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +34,21 @@ class Limits:
     prefixes: int = 256  # sequences whose keys and values stay when they have ended, while there is room; 0: none
     turn_steps: int = 8  # decode steps between two turns of other work
 
+    recomputes: bool = False  # layers of a pass are computed once more in the backward, and keep little until then
+
     @classmethod
-    def of(cls, device: torch.device, cache_bytes: int) -> Limits:
-        """The usual ones; a GPU is idle in small micro-batches (figures for it are not measured yet)."""
-        if device.type == "cpu":
+    def of(cls, base: BaseModel, cache_bytes: int) -> Limits:
+        """The usual ones for a model on its device."""
+        if base.device.type == "cpu":
             return cls(cache_bytes=cache_bytes)
-        return cls(cache_bytes=cache_bytes, pass_tokens=16_384, head_elements=1 << 28)
+        projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
+        numbers = GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
+        return cls(
+            cache_bytes=cache_bytes,
+            pass_tokens=GPU_PASS_TOKENS,
+            head_elements=GPU_HEAD_ELEMENTS,
+            recomputes=4 * numbers > RECOMPUTED_BYTES,
+        )
 
 
 @dataclass(slots=True)
@@ -46,7 +62,7 @@ class PassBudget:
     @classmethod
     def of(cls, limits: Limits) -> PassBudget:
         """The usual one."""
-        return cls(limits.pass_tokens, limits.head_elements)
+        return cls(limits.pass_tokens, limits.head_elements, limits.recomputes)
 
     def shrink(self, tokens: int, rows: int) -> bool:
         """A micro-batch of so many tokens and rows found no memory: smaller ones from now on.

@@ -5,12 +5,14 @@ key and value projection, H*W of all heads, V vocabulary, r rank of the adapter)
 
     weights       4 P                          in bfloat16 2 P; all else is counted as if it were fp32, as most of it is
     loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals; or 2
-    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch
-    logits        + 4 * 2.5 * min(T V, 2^25)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^25) of a decode step
-    cache         8 L K W * rows * positions   keys and values, positions rounded up to a power of 2; for the policy and
-                                               an evaluation beside it; at most inference.cache_gb, without it 1 GiB
-                                               (where more is free, the engine may take up to a quarter of that), unless
-                                               one row alone needs more
+    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch; on a GPU 16,384
+                                               and up to 2^28 logits, and where that were more than 20 GB, one layer's
+                                               and 4 L T D of what enters layers (they are computed once more)
+    logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^24) of a decode step
+    cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions rounded up to a
+                                               power of 2; for the policy and an evaluation beside it; at most
+                                               inference.cache_gb, without it 1 GiB (where more is free, the engine may
+                                               take up to a quarter of that), unless one row alone needs more
     adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two snapshots;
                                                B numbers: each weight's B once more, as a block-diagonal matrix
     processes     the engine without a model, and the six small processes of a run
@@ -69,9 +71,9 @@ class Machine:
         return f"{platform.node()}/{platform.machine()}/{self.cores} cores/{self.gpu.name if self.gpu else 'no GPU'}"
 
 
-def look() -> Machine:
-    """This machine, now."""
-    used = gpu()
+def look(device: str | None = None) -> Machine:
+    """This machine, now; `device` is that of the settings."""
+    used = gpu(device)
     return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=None if used else _usable_gpu())
 
 
@@ -80,9 +82,9 @@ def gb(count: int | None) -> float | None:
     return None if count is None else round(count / 1e9, 2)
 
 
-def gpu() -> Gpu | None:
-    """The first GPU, if the engine will use it."""
-    return _usable_gpu() if environ.device() == "cuda" else None
+def gpu(device: str | None = None) -> Gpu | None:
+    """The first GPU, if the engine may use it."""
+    return None if (device or environ.device()) == "cpu" else _usable_gpu()
 
 
 def _usable_gpu() -> Gpu | None:
@@ -162,7 +164,8 @@ def workload_of(settings: Settings) -> Workload:
 NUMBER = 4
 """Bytes of what is computed with weights."""
 
-PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 25, 512, 1 << 30
+PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 24, 512, 1 << 30
+GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS, RECOMPUTED_BYTES = 16_384, 1 << 28, 20_000_000_000
 """The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
 
 CACHES = 2
@@ -196,13 +199,16 @@ class Need:
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
     per_token = 4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * work.rank
-    activations = int(PASS_TOKENS * shape.layers * per_token * UNFREED)  # numbers, until the backward
+    pass_tokens, most_logits = (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) if on_gpu else (PASS_TOKENS, HEAD_ELEMENTS)
+    activations = int(pass_tokens * shape.layers * per_token * UNFREED)  # numbers, until the backward
+    if on_gpu and NUMBER * activations > RECOMPUTED_BYTES:
+        activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
     def logits(rows: int) -> int:
         """Logits that exist at once."""
-        return min(rows * shape.vocabulary, HEAD_ELEMENTS)
+        return min(rows * shape.vocabulary, most_logits)
 
-    training = activations + 5 * logits(PASS_TOKENS) // 2
+    training = activations + 5 * logits(pass_tokens) // 2
     busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))  # one or the other: the engine has one thread
     adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
     engines, caches = 1 + work.samplers, max(1, work.samplers)
@@ -221,7 +227,7 @@ def batch_bytes(work: Workload) -> int:
 
 def cache_bytes(shape: ModelShape, work: Workload) -> int:
     """What keys and values may grow to."""
-    per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * NUMBER
+    per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * work.weight_bytes
     positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
     most = int(work.cache_gb * 1e9) if work.cache_gb else CACHE_BYTES
     row = positions * per_position

@@ -212,7 +212,7 @@ def _model(plan: Plan) -> RunModel:
 
 def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     """Of the GPU where the engine will use one; `beside`: bytes of the run's reward server."""
-    there, work = machine.look(), plan.demands
+    there, work = machine.look(plan.settings.inference.device), plan.demands
     name = "gpu memory" if there.gpu and shape else "memory"
     free = (there.model_memory if shape else there.memory).free
     batch_bytes = machine.batch_bytes(work)
