@@ -26,11 +26,8 @@ from halteres.rewards.server import PORT, create_app
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
 
-KEEP_ALIVE_S = 75
-"""Longer than the clients': who closes first leaves the other a broken request."""
-
-GRACE_S = 3
-"""How long requests may take to end after SIGTERM."""
+KEEP_ALIVE_S = 75  # longer than the clients': who closes first leaves the other a broken request
+GRACE_S = 3  # how long requests may take to end after SIGTERM
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,7 @@ from halteres.errors import HalteresError
 from halteres.rewards.functions import RewardFunction, Sample
 from halteres.rewards.rubrics import Rubric
 
-ALLOWED = ("boxless",)
-"""An odd answer that may be paid: the right one in another form."""
-
+ALLOWED = ("boxless",)  # an odd answer that may be paid: the right one in another form
 _TWO_THINGS = re.compile(r"\b(?:and(?!/or)|as well as)\b|[;&]|\?.*\?", re.IGNORECASE | re.DOTALL)
 _BETTER = {"yes", "good", "right", "correct", "complete", "excellent", "always", "fully", "true", "high"}
 _WORSE = {"no", "not", "bad", "wrong", "incorrect", "incomplete", "poor", "never", "false", "low", "none", "missing"}

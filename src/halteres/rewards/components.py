@@ -45,9 +45,7 @@ DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE)
 """Names that metrics use below a component's, and that no criterion and no objective may have."""
 
-QUANTILE = "_q95"
-"""After a metric's name: the value that 95 % of the answers do not exceed."""
-
+QUANTILE = "_q95"  # after a metric's name: the value that 95 % of the answers do not exceed
 _EPSILON = 1e-4  # added to a standard deviation, as TRL does
 _SOURCES = ("environment", "function", "model", "rubric", "rubric_column", "judge")
 

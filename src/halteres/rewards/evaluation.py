@@ -26,21 +26,11 @@ from halteres.rewards.template import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message
 
-TEXTS_AT_ONCE = 256
-"""Handed to the scorer in one call; and comparisons that wait for a judge."""
-
-MOST_MISTAKES = 20
-"""Pairs told apart worst, kept with their texts."""
-
-PROBED = 16
-"""Comparisons that the probes look at."""
-
-FEW_PAIRS = 30
-"""Of fewer nothing is said to be no better than a coin: they are too few to say."""
-
-SAME = 1e-4
-"""Two scores of one text differ by no more (fp32)."""
-
+TEXTS_AT_ONCE = 256  # handed to the scorer in one call; and comparisons that wait for a judge
+MOST_MISTAKES = 20  # pairs told apart worst, kept with their texts
+PROBED = 16  # comparisons that the probes look at
+FEW_PAIRS = 30  # of fewer nothing is said to be no better than a coin: they are too few to say
+SAME = 1e-4  # two scores of one text differ by no more (fp32)
 JUDGE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 _OTHER_FORM = {

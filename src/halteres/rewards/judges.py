@@ -37,12 +37,8 @@ from halteres.text import Message
 T = TypeVar("T")
 
 LETTERS: Final = string.ascii_uppercase
-NUM_TOP: Final = 20
-"""First tokens that are asked for: the most that OpenAI's API gives."""
-
-LEAST_MASS: Final = 0.05
-"""Probability of all grade letters together, below which the first token is no grade."""
-
+NUM_TOP: Final = 20  # first tokens that are asked for: the most that OpenAI's API gives
+LEAST_MASS: Final = 0.05  # probability of all grade letters together, below which the first token is no grade
 MOST_CACHED: Final = 100_000
 
 RULE: Final = (

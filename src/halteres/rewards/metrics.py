@@ -18,15 +18,9 @@ from halteres.rewards.preferences import Comparison
 
 Floats = npt.NDArray[np.float64]
 
-Z_95 = 1.959964
-"""Standard deviations of a normal distribution between which 95 % of it lie."""
-
-NUM_BINS = 10
-"""Of confidences from 0.5 to 1, for the calibration error."""
-
-FEW_PAIRS, LEAST_PAIRS = 200, 10
-"""Fewer make a calibration that is said to be uncertain; too few make none."""
-
+Z_95 = 1.959964  # standard deviations of a normal distribution between which 95 % of it lie
+NUM_BINS = 10  # of confidences from 0.5 to 1, for the calibration error
+FEW_PAIRS, LEAST_PAIRS = 200, 10  # fewer make a calibration that is said to be uncertain; too few make none
 TIES = "Ties"
 """RewardBench 2's subset of questions with several right answers; ids are `tied:ID`, their twins' with one `ref:ID`."""
 

@@ -16,20 +16,11 @@ from typing import Any
 
 from halteres.rewards.components import SHARE, TOTAL
 
-PROXY, PANEL = f"reward/{TOTAL}", "panel/"
-"""Names of an evaluation's metrics, without `eval/`."""
-
-LEAST_GAIN = 0.5
-"""Of the proxy, in its standard deviations: below it there is no gain to speak of, and no share of one."""
-
-LEAST_SHARE = 0.5
-"""Of the gain that should show in the panel."""
-
-ERRORS = 2.0
-"""Standard errors by which a share must be below that: few held-out answers raise no alarm by chance."""
-
-LEAST_MOVE = 0.05
-"""Of a mean grade, 0 to 1: a smaller rise or fall is none."""
+PROXY, PANEL = f"reward/{TOTAL}", "panel/"  # names of an evaluation's metrics, without `eval/`
+LEAST_GAIN = 0.5  # of the proxy, in its standard deviations: below it there is no gain to speak of, and no share of one
+LEAST_SHARE = 0.5  # of the gain that should show in the panel
+ERRORS = 2.0  # standard errors by which a share must be below that: few held-out answers raise no alarm by chance
+LEAST_MOVE = 0.05  # of a mean grade, 0 to 1: a smaller rise or fall is none
 
 Row = Mapping[str, Any]
 """An evaluation's row: metric -> value."""

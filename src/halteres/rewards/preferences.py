@@ -29,12 +29,8 @@ Form = Literal["standard", "conversational", "pre-tokenised"]
 OnIdentical = Literal["error", "tie", "drop"]
 """What becomes of a row whose completions are the same text under different ranks."""
 
-MOST_ROWS = 10
-"""Row numbers that are named of one problem; the rest are counted."""
-
-STEP_SEPARATOR = "\n"
-"""Between the steps of a completion that are strings. Steps that are messages need none."""
-
+MOST_ROWS = 10  # row numbers that are named of one problem; the rest are counted
+STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
 IDENTICAL = "the completions are identical"
 MIXED = "standard and conversational completions are mixed"
 

@@ -29,8 +29,7 @@ T = TypeVar("T")
 READY_WITHIN_S = 300.0
 """How long a reward server may load its model before it is asked to score: a component's deadline begins after that."""
 
-LOOK_S = 5.0
-"""How long a reward server may take to say, at a later step, which model it has."""
+LOOK_S = 5.0  # how long a reward server may take to say, at a later step, which model it has
 
 
 class ScorerTimedOut(ScorerFailed):

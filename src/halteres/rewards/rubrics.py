@@ -24,8 +24,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from halteres.errors import InvalidConfig
 from halteres.rewards.components import RESERVED_PARTS
 
-MOST_CHOICES = 11
-"""Of one criterion: each has a letter of its own, and a likert scale seldom has more."""
+MOST_CHOICES = 11  # of one criterion: each has a letter of its own, and a likert scale seldom has more
 
 Aspect = Literal["presence", "correctness"]
 """What a criterion looks for: that something is there, or that it is right."""

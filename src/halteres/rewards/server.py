@@ -39,18 +39,12 @@ if TYPE_CHECKING:
 PORT = 8002
 
 MOST_BODY_BYTES = 32 * 1024 * 1024
-MOST_ITEMS = 1024
-"""Texts of one request."""
-
-GATHER_S = 0.003
-"""How long the first request waits for others to be computed with."""
-
+MOST_ITEMS = 1024  # texts of one request
+GATHER_S = 0.003  # how long the first request waits for others to be computed with
 MOST_AT_ONCE = 256
 """Texts computed together, but for one request of more. The model sorts them by length and bounds each forward pass."""
 
-MOST_WAITING = 4096
-"""Texts that may wait; a client that brings more has to come again."""
-
+MOST_WAITING = 4096  # texts that may wait; a client that brings more has to come again
 T = TypeVar("T")
 Text = str | list[dict[str, Any]]
 Result = Score | HalteresError

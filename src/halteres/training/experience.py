@@ -18,20 +18,13 @@ from halteres.training.folder import Wiring
 from halteres.training.stopping import Stopping
 from halteres.types import Batch
 
-SLICE_S = 1.0
-"""One question for a batch waits so long: a request to stop is noticed that late."""
-
+SLICE_S = 1.0  # one question for a batch waits so long: a request to stop is noticed that late
 PATIENCE_S = 120.0
 """How long there may be no sign of life, neither a new group nor an environment, before the wait is given up."""
 
-GROUP_S = 1800.0
-"""How long no new group may arrive while environments are there: one group of a large model takes long."""
-
-SEEN_S = 30.0
-"""An environment heard of within this time is alive."""
-
-REGISTER_S = 60.0
-"""How long the trajectory server may take to come up."""
+GROUP_S = 1800.0  # how long no new group may arrive while environments are there: one group of a large model takes long
+SEEN_S = 30.0  # an environment heard of within this time is alive
+REGISTER_S = 60.0  # how long the trajectory server may take to come up
 
 
 class Trajectories:

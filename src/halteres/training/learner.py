@@ -14,8 +14,7 @@ from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFai
 
 T = TypeVar("T")
 
-CALL_S = 1800.0
-"""Deadline of any one call: a pass over a large model takes long; for ever it must not."""
+CALL_S = 1800.0  # deadline of any one call: a pass over a large model takes long; for ever it must not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,9 @@ from halteres.training.learner import Checkpoint, Pass, SentCall
 if TYPE_CHECKING:
     import tinker
 
-ANY_KEY = "tml-local"
-"""The SDK refuses to start without a key of this shape; a service on this machine asks for none."""
-
-VERSION_METRIC = "policy_version:max"
-"""Of an optimiser step: the service's own count."""
-
-CLIPPED_METRIC = "num_clipped_tokens:sum"
-"""Of a pass: tokens with an advantage whose ratio was clipped."""
-
+ANY_KEY = "tml-local"  # the SDK refuses to start without a key of this shape; a service on this machine asks for none
+VERSION_METRIC = "policy_version:max"  # of an optimiser step: the service's own count
+CLIPPED_METRIC = "num_clipped_tokens:sum"  # of a pass: tokens with an advantage whose ratio was clipped
 UPDATE_METRIC = "update_norm:max"
 """Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
 

@@ -25,8 +25,7 @@ from halteres.training.failures import StopTimedOut
 
 logger = logging.getLogger(__name__)
 
-SIGNAL_GRACE_S = 9.0
-"""After a signal the process is gone within 10 s, with or without its final checkpoint."""
+SIGNAL_GRACE_S = 9.0  # after a signal the process is gone within 10 s, with or without its final checkpoint
 
 
 StopReason = Literal["time_limit", "asked", "signal"]

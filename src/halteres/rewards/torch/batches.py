@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WINDOW = 64
-"""Batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch."""
-
+WINDOW = 64  # batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch
 PADDING = -1
 """The branch of padding. It sees tokens, so that no softmax is over nothing; no token sees it, for it comes last."""
 

@@ -20,8 +20,7 @@ import torch
 
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError
 
-TRAINER_STATE = "trainer.pt"
-"""What a checkpoint of a training has beside the model."""
+TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
 
 
 def checkpoints(folder: Path) -> list[Path]:
