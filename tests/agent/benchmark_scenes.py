@@ -86,9 +86,9 @@ def tested(place: Place, file: Path) -> None:
     """A test that says: trainable."""
     folder = place.home / "tests" / "t-00000000"
     folder.mkdir(parents=True)
-    asked = {"draft": "default", "environment": file.stem, "environment_file": str(file), "class_name": "SumsEnv"}
-    asked |= {"interpreter": "python", "env": {}, "is_foreign": False, "num_steps": 3, "group_size": 16}
-    asked |= {"candidates": [], "base_model": "halteres/tiny", "created_at": 0.0}
+    program = {"name": file.stem, "path": str(file), "interpreter": "python", "working_directory": "/"}
+    asked = {"draft": "default", "program": program, "env": {}, "num_steps": 3, "group_size": 16}
+    asked |= {"models": [], "base_model": "halteres/tiny", "created_at": 0.0}
     (folder / "request.json").write_text(json.dumps(asked))
     told = {"model": "local:halteres/tiny", "steps_tested": 3, "total_completions": 48, "trainable": True}
     told |= {"groups_with_variance": 1.0, "mean_score": 0.3, "output_file": "x"}

@@ -12,7 +12,7 @@ from halteres.agent.caller import Caller
 from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
 from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
 from halteres.agent.table import BY_NAME
-from halteres.agent.trial.folder import all_tests, new_folder
+from halteres.agent.trial.folder import all_folders, new_folder
 from halteres.runs import lock
 from halteres.runs.directory import runs_home
 
@@ -38,12 +38,12 @@ def test_the_newest_tests_are_kept_and_those_under_way() -> None:
         (test.path / "request.json").write_text("{}")
         test.lock.touch()
         aged(test.path, 100 - number)
-    oldest = sorted(all_tests(), key=lambda test: test.path.stat().st_mtime)[:3]
+    oldest = sorted(all_folders(), key=lambda test: test.path.stat().st_mtime)[:3]
     half_gone = oldest[0].path.with_name(".gone-t-00000000")
     half_gone.mkdir()
     with lock.taken(oldest[1].lock):
         clean_up()
-    left = [test.test_id for test in all_tests()]
+    left = [test.test_id for test in all_folders()]
     assert len(left) == TESTS + 1
     assert [test.test_id in left for test in oldest] == [False, True, False]
     assert not half_gone.exists()
@@ -73,13 +73,13 @@ def test_looks_stay_as_long_as_their_run_goes_on(home: Path) -> None:
 def test_the_newest_pictures_are_kept(home: Path) -> None:
     cache = home / "cache"
     cache.mkdir()
-    (cache / "estimates.json").touch()
+    (cache / "engine_speeds.json").touch()
     for number in range(PICTURES + 2):
         (cache / f"compare-{number}.png").touch()
         aged(cache / f"compare-{number}.png", number)
     clean_up()
     left = {file.name for file in cache.iterdir()}
-    assert left == {"estimates.json", *(f"compare-{number}.png" for number in range(PICTURES))}
+    assert left == {"engine_speeds.json", *(f"compare-{number}.png" for number in range(PICTURES))}
 
 
 def test_what_a_killed_start_left_goes_after_a_day_and_no_run_ever_does() -> None:

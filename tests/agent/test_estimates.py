@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent.starting import estimates, measurements
+from halteres.agent.starting import engine_speed, estimates
+from halteres.agent.starting.engine_speed import Speed
 from halteres.agent.starting.estimates import Estimate, estimate
-from halteres.agent.starting.probe import Speed
 from halteres.agent.trial.folder import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
@@ -106,10 +106,10 @@ def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirect
 
 def remember(plan: Plan, ground: Ground, speed: Speed = SPEED) -> None:
     """The cache as the probe has left it."""
-    file = environ.home() / "cache" / "estimates.json"
+    file = environ.home() / "cache" / "engine_speeds.json"
     file.parent.mkdir(exist_ok=True)
-    key = measurements.Engine.of(plan, ground.model).key
-    file.write_text(json.dumps({key: {"speed": msgspec.to_builtins(speed), "at": 1.0}}))
+    key = engine_speed.Engine.of(plan, ground.model).key
+    file.write_text(json.dumps({key: msgspec.to_builtins(speed)}))
 
 
 def test_where_nothing_was_measured_there_is_no_estimate(home: Path) -> None:
@@ -216,10 +216,7 @@ def tried(home: Path) -> TestOutcome:
         test_id="t-1",
         output_file=groups,
         groups_with_variance=1.0,
-        mean_score=0.4,
         tokens_per_s=3890.0,
-        seconds=0.8,
-        rollouts=2,
         trainable=True,
         finished_at=time.time(),
     )
@@ -249,40 +246,24 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
 def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
     plan, ground = planned()
-    engine = measurements.Engine.of(plan, ground.model)
-    monkeypatch.setattr(measurements, "UNDISTURBED", 0.0)  # however busy this machine is just now
-    found = measurements.measured(engine, plan.demands, deadline_s=60)
+    engine = engine_speed.Engine.of(plan, ground.model)
+    found = engine_speed.measured(engine, plan.demands, deadline_s=60)
     assert found is not None and found.complete
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(measurements.subprocess, "Popen", None)
-    assert measurements.remembered(engine) == found
+    monkeypatch.setattr(engine_speed, "EngineProcess", None)
+    assert engine_speed.remembered(engine) == found
     assert told(plan, ground).step_s.low > 0
-
-
-@pytest.mark.runs
-def test_figures_of_a_busy_machine_are_used_and_not_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, ground = planned()
-    remember(plan, ground)
-    idle = told(plan, ground)
-    remember(plan, ground, msgspec.structs.replace(SPEED, share=0.5))
-    busy = told(plan, ground)
-    assert busy.step_s.high == idle.step_s.high
-    assert busy.step_s.low - 0.05 == pytest.approx((idle.step_s.low - 0.05) / 2), "alone it may be twice as fast"
-    monkeypatch.setattr(measurements, "UNDISTURBED", 1.1)
-    scripted = measurements.Engine(backend="scripted", model=ground.model, threads=1)
-    assert measurements.measured(scripted, plan.demands, deadline_s=60) is not None
-    assert measurements.remembered(scripted) is None
 
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
     plan, ground = planned()
-    assert measurements.measured(measurements.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
+    assert engine_speed.measured(engine_speed.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
     assert not (home / "cache").exists()
 
 
 def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
     plan, _ = planned()
     (tmp_path / "config.json").write_text("{}")
-    broken = measurements.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
-    assert measurements.measured(broken, plan.demands, deadline_s=60) is None
+    broken = engine_speed.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
+    assert engine_speed.measured(broken, plan.demands, deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.trial.request import Bench
+from halteres.agent.trial.request import models_to_test
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading.adapter import weights_of
@@ -92,7 +92,7 @@ async def test_weights_are_named_in_every_form_that_the_results_offer(run: RunDi
 async def test_an_environment_is_tested_with_weights_in_every_form_that_the_results_offer(run: RunDirectory) -> None:
     offered = (await told("rl_get_results", run_id=run.run_id))["weights"]
     names = [run.run_id, offered["sampler"], offered["state"], offered["peft_dir"], "tinker://nobody/weights/x", "a/b"]
-    *ours, nobody, remote = Bench("arithmetic", run.settings(), None).seat(names)
+    *ours, nobody, remote = models_to_test("arithmetic", run.settings(), names)
     assert {(one.is_local, one.run, one.problem) for one in ours} == {(True, run.run_id, "")}
     assert nobody.is_local and not remote.is_local
     await told("rl_select_environment", name="arithmetic", changes=SMALL)

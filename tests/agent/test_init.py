@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from halteres.agent import workspace
 from halteres.agent.faces.cli import tools_app
-from halteres.agent.skills import example_environment
+from halteres.agent.skills import WORKSPACE, example_environment
 from halteres.cli import main as program
 from halteres.config.discovery import discover
 
@@ -72,7 +71,7 @@ def test_its_environment_is_found_as_the_last_line_says(here: Land, monkeypatch:
 
 
 def test_agents_md_is_short_and_every_command_in_it_is_there() -> None:
-    text = (Path(workspace.__file__).parent / "AGENTS.md").read_text()
+    text = (WORKSPACE / "AGENTS.md").read_text()
     assert len(text.splitlines()) <= 80
     commands = re.findall(r"^(?:`|)(halteres [^`#\n]+)|`(halteres [^`]+)`", text, re.MULTILINE)
     given = [shlex.split(one or other)[1:] for one, other in commands]

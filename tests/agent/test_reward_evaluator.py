@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.judging import reward_evaluator
+from halteres.agent.judging import reward_models
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process stays the tests'."""
     before = signal.getsignal(signal.SIGALRM)
-    monkeypatch.setattr(reward_evaluator.process, "begin", lambda *_, **__: None)
-    monkeypatch.setattr(reward_evaluator.environ, "stay_offline", lambda: None)
+    monkeypatch.setattr(reward_models.process, "begin", lambda *_, **__: None)
+    monkeypatch.setattr(reward_models.environ, "stay_offline", lambda: None)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -37,11 +37,11 @@ def test_an_evaluation_that_takes_too_long_leaves_its_failure(
         signal.raise_signal(signal.SIGALRM)
         return {}
 
-    monkeypatch.setattr(sys, "argv", ["reward_evaluator", str(tmp_path)])
-    monkeypatch.setattr(reward_evaluator.os, "_exit", leave)
-    monkeypatch.setattr(reward_evaluator, "_result", late)
+    monkeypatch.setattr(sys, "argv", ["reward_models", str(tmp_path)])
+    monkeypatch.setattr(reward_models.os, "_exit", leave)
+    monkeypatch.setattr(reward_models, "_score", late)
     with pytest.raises(SystemExit) as exit_:
-        reward_evaluator.main()
+        reward_models.main()
     assert exit_.value.code == 1
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed" and "too long" in result["error"]

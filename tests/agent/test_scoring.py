@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from environments.stages import serving
 
-from halteres.agent.trial import scoring
+from halteres.agent.trial import report, scoring
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.rollouts.rng import Draw
 
@@ -97,12 +97,12 @@ async def test_an_environment_whose_judge_needs_a_key_is_scored_and_tested_with_
 
 
 def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
-    found = scoring.odd_caveats({"empty": 1.0, "boxless": 1.0, "long": 0.0, "symbols": "ValueError: no."}, 0.0)
+    found = report.odd_caveats({"empty": 1.0, "boxless": 1.0, "long": 0.0, "symbols": "ValueError: no."}, 0.0)
     assert found == [
         "its scorer pays for answers that say nothing (empty)",
         "its scorer fails on odd answers (symbols: ValueError: no.)",
     ]
-    assert scoring.odd_caveats({"empty": 0.0, "boxless": 1.0}, 0.0) == []
+    assert report.odd_caveats({"empty": 0.0, "boxless": 1.0}, 0.0) == []
 
 
 async def test_a_test_of_an_environment_tries_empty_boxless_and_odd_answers_by_itself(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 import halteres
-from halteres.agent import Tools, workspace
-from halteres.agent.skills import example_environment, skill_folders, skills
+from halteres.agent import Tools
+from halteres.agent.skills import WORKSPACE, example_environment, skill_folders, skills
 from halteres.agent.table import BY_NAME
 from halteres.agent.watching.stopping import Until
 from halteres.runs.diagnosis.rules import RULES
@@ -26,7 +26,7 @@ from .calls_in_texts import calls_in, check_call, read_call
 from .faces import home_of
 
 SOURCE = Path(halteres.__file__).parent
-AGENTS = Path(workspace.__file__).parent / "AGENTS.md"
+AGENTS = WORKSPACE / "AGENTS.md"
 TEXTS = {file.parent.name: file.read_text() for file in (*(skill.file for skill in skills()), AGENTS)}
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())

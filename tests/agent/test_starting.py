@@ -206,10 +206,7 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
         test_id="t-1",
         output_file=home / "groups.jsonl",
         groups_with_variance=share,
-        mean_score=0.4,
         tokens_per_s=None,
-        seconds=1.0,
-        rollouts=48,
         trainable=ok,
         finished_at=time.time() - 240,
     )

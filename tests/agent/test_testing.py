@@ -22,10 +22,10 @@ from deadlines import until
 from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose, load_draft
 from halteres.agent.trial import folder, request, tester, testing
-from halteres.agent.trial.environment_config import character_tokenizer
 from halteres.agent.trial.folder import latest_test
-from halteres.agent.trial.outcome import Ended
-from halteres.agent.trial.request import DEFAULTS, Order
+from halteres.agent.trial.report import Ended
+from halteres.agent.trial.request import DEFAULTS, new_request
+from halteres.agent.trial.scoring import character_tokenizer
 from halteres.errors import NotFound
 from halteres.runs import servers
 from halteres.runs.servers import Server
@@ -335,7 +335,7 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert "\\boxed{" in answer["samples"][0]["best"]
     told = latest_test("arithmetic", "halteres/tiny")
     assert told is not None
-    assert (told.trainable, told.tokens_per_s, told.rollouts) == (True, one["tokens_per_s"], 48)
+    assert (told.trainable, told.tokens_per_s) == (True, one["tokens_per_s"])
     assert told.test_id == answer["test_id"]
     assert latest_test("arithmetic", "another/model") is None
 
@@ -440,7 +440,7 @@ async def test_an_environment_that_is_slow_to_describe_itself_does_not_hold_up_t
     file.write_text(f"import time\ntime.sleep(0.4)\n{file.read_text()}")
     reply = await replied(models=["good/one"], wait_s=0)
     assert (reply.body["code"], reply.body["next"]) == ("not_ready", "rl_test_inference() again")
-    assert not list(folder.all_tests())
+    assert not list(folder.all_folders())
     answer = await answered(models=["good/one"], num_steps=1, group_size=4)
     assert answer["status"] == "done"
 
@@ -473,12 +473,11 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
 ) -> None:
     """The thread that waits for the service cannot be cancelled: it is told, and waited for."""
     draft(write_environment(tmp_path))
-    asked: dict[str, Any] = dict.fromkeys(("models", "max_tokens", "temperature", "backend"))
-    order = Order(draft=load_draft(Caller(), None), num_steps=1, group_size=2, prompts=(), **asked)
+    chosen = load_draft(Caller(), None)
     new, loading = folder.new_folder(), tmp_path / "loading"
     os.mkfifo(loading)
     reading = os.open(loading, os.O_RDONLY | os.O_NONBLOCK)
-    wanted = await asyncio.to_thread(order.request)
+    wanted = await asyncio.to_thread(new_request, chosen, num_steps=1, group_size=2)
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {loading}\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -498,22 +497,21 @@ async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_c
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft(write_environment(tmp_path))
-    asked: dict[str, Any] = dict.fromkeys(("models", "max_tokens", "temperature", "backend"))
-    order = Order(draft=load_draft(Caller(), None), num_steps=1, group_size=2, prompts=(), **asked)
-    new, wanted = folder.new_folder(), await asyncio.to_thread(order.request)
+    chosen = load_draft(Caller(), None)
+    new, wanted = folder.new_folder(), await asyncio.to_thread(new_request, chosen, num_steps=1, group_size=2)
     closing, closed, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
-    async def slow_to_close(self: tester.Tester, one: request.Candidate) -> AsyncIterator[Server]:
+    async def slow_to_close(self: tester.Tester, one: request.TestedModel) -> AsyncIterator[Server]:
         yield Server(url="http://127.0.0.1:9")
         closing.set()
         await closed.wait()
 
-    async def measured(self: tester.Tester, one: request.Candidate, *rest: Any) -> None:
+    async def measured(self: tester.Tester, one: request.TestedModel, *rest: Any) -> None:
         self._end(one, Ended(seconds=1.0))
 
     monkeypatch.setattr(tester.Tester, "_service", slow_to_close)
-    monkeypatch.setattr(tester.Tester, "_sit", measured)
+    monkeypatch.setattr(tester.Tester, "_test_model", measured)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(tester.Tester(new, wanted, done=done.set).run())
         await closing.wait()
@@ -557,7 +555,7 @@ async def test_files_are_read_where_they_keep_no_loop_waiting(monkeypatch: pytes
         raise NotFound("It is not there.")
 
     monkeypatch.setattr(testing, "find_test", noted)
-    monkeypatch.setattr(testing, "load_draft", noted)
+    monkeypatch.setattr(testing.drafts, "current", noted)
     for given in ({"test_id": "t-00000000"}, {}):
         assert (await replied(**given)).failed
     assert len(threads) == 2 and threading.main_thread() not in threads

@@ -18,9 +18,10 @@ import pytest
 from halteres.agent.trial import folder, tester
 from halteres.agent.trial import relay as relays
 from halteres.agent.trial.folder import keys_for
-from halteres.agent.trial.outcome import Ended, Traffic
-from halteres.agent.trial.relay import Destination, Relay, relaying
-from halteres.agent.trial.request import Candidate, Request
+from halteres.agent.trial.relay import Destination, Relay, Traffic, relaying
+from halteres.agent.trial.report import Ended
+from halteres.agent.trial.request import Request, TestedModel
+from halteres.config.program import EnvironmentProgram
 
 from .openrouter import KEY, OpenRouter, openrouter
 
@@ -70,7 +71,7 @@ async def test_choices_that_an_endpoint_leaves_out_are_asked_for_each_with_a_see
         await it.chat(n=3, seed=1)
         asked = [(body["n"], body["seed"]) for body in it.endpoint.requests[4:]]
         assert sorted(asked) == [(1, 1), (1, 2), (1, 3)], "it has learnt that n is ignored"
-        assert (it.traffic.asked, it.traffic.completions, it.traffic.tokens) == (7, 7, 35)
+        assert (it.traffic.requested, it.traffic.completions, it.traffic.tokens) == (7, 7, 35)
 
 
 async def test_an_endpoint_that_gives_all_choices_at_once_is_asked_once() -> None:
@@ -97,7 +98,7 @@ async def test_the_models_own_name_and_the_tests_limits_replace_what_the_environ
 async def test_a_busy_endpoint_is_asked_again() -> None:
     async with door("busy/one") as it:
         status, _ = await it.chat()
-        assert (status, it.traffic.retries, it.traffic.errors) == (200, 1, {})
+        assert (status, len(it.endpoint.requests), it.traffic.last_error) == (200, 2, "")
 
 
 async def test_a_failing_endpoint_is_asked_again_for_the_environment_and_then_no_more() -> None:
@@ -110,7 +111,7 @@ async def test_a_failing_endpoint_is_asked_again_for_the_environment_and_then_no
             await it.chat()
         limit = relays.ATTEMPTS * relays.GIVEN_UP_AFTER
         assert len(it.endpoint.requests) == limit, "after some failures in a row nothing is sent any more"
-        assert it.traffic.errors == {str(relays.GIVEN_UP): 6}
+        assert it.traffic.over == "model"
 
 
 @pytest.mark.parametrize(("model", "key", "status"), [("broke/one", KEY, 402), ("good/one", "sk-another-key", 401)])
@@ -180,29 +181,27 @@ async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
         seen.append(to)
         return "http://relay", None
 
-    async def sit(self: tester.Tester, one: Candidate, *_: Any) -> None:
+    async def test_model(self: tester.Tester, one: TestedModel, *_: Any) -> None:
         self._end(one, Ended())
 
     monkeypatch.setattr(Relay, "open", opened)
-    monkeypatch.setattr(tester.Tester, "_sit", sit)
+    monkeypatch.setattr(tester.Tester, "_test_model", test_model)
     common: dict[str, Any] = {"name": "m", "base": "m", "tokenizer": "", "stem": "m", "wandb_run": "w"}
-    local = Candidate(model="local:m", scale="local", is_local=True, service_url="http://127.0.0.1:9", **common)
+    local = TestedModel(model="local:m", scale="local", service_url="http://127.0.0.1:9", **common)
     request = Request(
         draft="d",
-        environment="e",
-        environment_file="e.py",
-        class_name="",
-        interpreter="python",
+        program=EnvironmentProgram(name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path),
         env={},
-        is_foreign=False,
         num_steps=1,
         group_size=2,
-        candidates=(local,),
+        models=(local,),
         base_model="m",
         created_at=0.0,
     )
     await tester.Tester(folder.TestFolder(tmp_path), request).run()
-    assert [(to.base_url, to.key) for to in seen] == [("http://127.0.0.1:9/runs//v1", "tml-of-the-service")]
+    assert [(to.base_url, to.key) for to in seen] == [
+        (f"http://127.0.0.1:9/runs/{tmp_path.name}/v1", "tml-of-the-service")
+    ]
     assert keys_for(request) == ["TINKER_API_KEY"]
-    remote = Candidate(model="m", scale="custom", is_local=False, **common)
-    assert "TINKER_API_KEY" not in keys_for(msgspec.structs.replace(request, candidates=(remote,)))
+    remote = TestedModel(model="m", scale="custom", **common)
+    assert "TINKER_API_KEY" not in keys_for(msgspec.structs.replace(request, models=(remote,)))

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 
 from halteres.agent.trial import folder as test_folder
 from halteres.agent.trial.folder import TestFolder, find_test
-from halteres.agent.trial.outcome import Ended, Traffic
-from halteres.agent.trial.report import BUDGET, brief, report
-from halteres.agent.trial.request import Candidate, Request
+from halteres.agent.trial.relay import Traffic
+from halteres.agent.trial.report import BUDGET, Ended, brief, report
+from halteres.agent.trial.request import Request, TestedModel
 from halteres.agent.trial.tester import exited, folded, hung_at, timed_out
+from halteres.config.program import EnvironmentProgram
 from halteres.errors import NotFound
 from halteres.observe.metrics import append_row
 from halteres.runs import lock
@@ -32,13 +34,12 @@ NOBODY = "no answer is right, if a right one scores 1"
 SILENT = Ended(error="Process exited with code 1", why="the endpoint answered 500.", fault="model")
 
 
-def candidate(model: str = "local:m") -> Candidate:
-    return Candidate(
+def model_of(model: str = "local:m") -> TestedModel:
+    return TestedModel(
         model=model,
         name=model,
-        scale="local",
+        scale="local" if model.startswith("local:") else "custom",
         base=model.removeprefix("local:"),
-        is_local=model.startswith("local:"),
         tokenizer="/nowhere",
         stem=f"test_mine_{model.replace('/', '_')}",
         wandb_run="test_inference_RSIAgent_mine_00000000",
@@ -48,29 +49,28 @@ def candidate(model: str = "local:m") -> Candidate:
 class Written:
     """A test's folder, as its tester leaves it."""
 
-    def __init__(self, home: Path, *candidates: Candidate, **asked: Any) -> None:
+    def __init__(self, home: Path, *models: TestedModel, **asked: Any) -> None:
         self.folder = TestFolder(home / "tests" / "t-0123abcd")
         self.folder.path.mkdir(parents=True)
         self.file = home / "mine.py"
         self.file.write_text("from halteres.environments.base import BaseEnv\n\n\nclass Mine(BaseEnv): ...\n")
-        facts: dict[str, Any] = {"env": {"max_new_tokens": 64}, "is_foreign": False, "num_steps": 3, "group_size": 4}
+        facts: dict[str, Any] = {"env": {"max_new_tokens": 64}, "num_steps": 3, "group_size": 4}
+        is_foreign = asked.pop("is_foreign", False)
         facts["draft"] = "default"
         self.request = Request(
-            test_id=self.folder.test_id,
-            environment="mine",
-            environment_file=str(self.file),
-            class_name="Mine",
-            interpreter="/nowhere",
-            candidates=candidates or (candidate(),),
+            program=EnvironmentProgram(
+                name="mine", path=self.file, interpreter="/nowhere", working_directory=home, is_foreign=is_foreign
+            ),
+            models=models or (model_of(),),
             base_model="m",
             created_at=time.time(),
             **{**facts, **asked},
         )
         self.folder.write("request.json", self.request)
 
-    def groups(self, *scores: Sequence[float], one: Candidate | None = None, answer: str = "text") -> Written:
+    def groups(self, *scores: Sequence[float], one: TestedModel | None = None, answer: str = "text") -> Written:
         """Groups of these scores, with messages."""
-        file = self.folder.groups(one or self.request.candidates[0])
+        file = self.folder.groups(one or self.request.models[0])
         for group in scores:
             chats = [
                 [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": f"{answer} {score}"}]
@@ -79,17 +79,17 @@ class Written:
             append_row(file, {"scores": group, "messages": chats, "tokens": [[1]] * len(group)})
         return self
 
-    def failures(self, *codes: str, one: Candidate | None = None) -> Written:
+    def failures(self, *codes: str, one: TestedModel | None = None) -> Written:
         """A group that was given up, with these failures."""
-        folder = self.folder.work(one or self.request.candidates[0]) / "rollouts"
+        folder = self.folder.work(one or self.request.models[0]) / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
         failures = [{"code": code, "why": f"why of {code}."} for code in codes]
         append_row(folder / "step_1.jsonl", {"prompt": "", "completions": [], "failures": failures})
         return self
 
-    def ended(self, how: Ended, one: Candidate | None = None) -> Written:
+    def ended(self, how: Ended, one: TestedModel | None = None) -> Written:
         """One model is through."""
-        stem = (one or self.request.candidates[0]).stem
+        stem = (one or self.request.models[0]).stem
         (self.folder.path / stem).mkdir(exist_ok=True)
         self.folder.write(f"{stem}/ended.json", how)
         return self
@@ -112,7 +112,7 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def test_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    return lambda *candidates, **asked: Written(tmp_path, *candidates, **asked)
+    return lambda *models, **asked: Written(tmp_path, *models, **asked)
 
 
 def summary(written: Written) -> tuple[bool | None, str, str]:
@@ -158,7 +158,7 @@ def test_rewards_that_do_not_vary_teach_nothing(
 def test_where_everything_scores_the_same_the_scorer_is_to_be_read(test_of: Make) -> None:
     """It may know no right answer: the samples show two answers and what would have been right."""
     written = test_of().groups([0, 0, 0]).ended(WELL)
-    one = written.request.candidates[0]
+    one = written.request.models[0]
     file = written.folder.groups(one)
     chats = [[{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": text}] for text in ("4", "4", "42")]
     file.unlink()
@@ -222,7 +222,7 @@ def test_nothing_scored_is_the_environments_fault_or_the_models(test_of: Make) -
 
 
 def test_the_model_that_would_be_trained_decides_else_the_one_that_varies_most(test_of: Make) -> None:
-    base, other = candidate("local:m"), candidate("big/model")
+    base, other = model_of("local:m"), model_of("big/model")
     written = test_of(other, base).groups([1, 1], one=base).groups([1, 0], one=other)
     written.ended(WELL, base).ended(WELL, other)
     assert summary(written)[:2] == (False, "local:m: Too easy: all 2 answers are right.")
@@ -232,7 +232,7 @@ def test_the_model_that_would_be_trained_decides_else_the_one_that_varies_most(t
 
 def test_a_test_that_goes_on_tells_what_there_is(test_of: Make) -> None:
     written = test_of().groups([1, 0])
-    with written.folder.groups(written.request.candidates[0]).open("ab") as file:
+    with written.folder.groups(written.request.models[0]).open("ab") as file:
         file.write(b'{"scores": [1, 0')  # being written
     told = written.told("running")
     assert told["models_tested"][0]["steps_tested"] == 1
@@ -242,7 +242,7 @@ def test_a_test_that_goes_on_tells_what_there_is(test_of: Make) -> None:
 def test_lines_of_other_forms_are_read_or_passed_over(test_of: Make) -> None:
     """Atropos's own: scores and tokens alone; and whatever else a stranger's file may hold."""
     written = test_of()
-    file = written.folder.groups(written.request.candidates[0])
+    file = written.folder.groups(written.request.models[0])
     file.write_text('{"scores": [1, 0], "tokens": [[1], [2]], "masks": []}\nnothing\n{"scores": ["a"]}\n{}\n[1]\n')
     told = written.ended(WELL).told()
     assert told["models_tested"][0]["steps_tested"] == 1
@@ -253,15 +253,15 @@ def test_lines_of_other_forms_are_read_or_passed_over(test_of: Make) -> None:
 def test_every_answer_fits_and_says_where_the_rest_is(
     test_of: Make, num_models: int, num_groups: int, size: int
 ) -> None:
-    candidates = [candidate(f"vendor/model-of-some-length-{number}") for number in range(num_models)]
-    written = test_of(*candidates)
-    for one in candidates:
+    models = [model_of(f"vendor/model-of-some-length-{number}") for number in range(num_models)]
+    written = test_of(*models)
+    for one in models:
         written.groups(*[[0.25, *[1.0] * (size - 1)]] * num_groups, one=one, answer="long text " * 200)
         written.ended(msgspec.structs.replace(WELL, error="It went wrong", stderr="x" * 1000, stdout="y" * 1000), one)
     whole = written.told()
     told = brief(whole)
     assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
-    assert [one["model"] for one in told["models_tested"]] == [one.model for one in candidates]
+    assert [one["model"] for one in told["models_tested"]] == [one.model for one in models]
     assert all(one["steps_tested"] == num_groups for one in told["models_tested"])
     assert told["summary"] == whole["summary"]
     assert told["samples"]
@@ -271,7 +271,7 @@ def test_every_answer_fits_and_says_where_the_rest_is(
 
 def test_many_free_prompts_are_shortened_before_any_is_left_out(test_of: Make) -> None:
     written = test_of(prompts=tuple(f"prompt {number} {'word ' * 50}" for number in range(10)))
-    file = written.folder.groups(written.request.candidates[0])
+    file = written.folder.groups(written.request.models[0])
     for prompt in written.request.prompts:
         append_row(
             file, {"prompt": prompt, "completion": "word " * 99, "finish": "stop", "score": None, "note": "n" * 90}
@@ -294,7 +294,7 @@ def test_how_a_process_ended_is_told_in_the_words_of_the_seeds() -> None:
         "It is so.",
         "environment",
     )
-    assert exited(1, Traffic(last_error="e", errors={"402": 1}), "error: x") == (
+    assert exited(1, Traffic(last_error="e"), "error: x") == (
         "Process exited with code 1",
         "e",
         "model",
@@ -324,7 +324,7 @@ def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make
     written.folder.write("result.json", written.told())
     told = test_folder.latest_test(file, "m")
     assert told is not None
-    assert (told.groups_with_variance, told.tokens_per_s, told.rollouts, told.trainable) == (1.0, 200, 2, True)
+    assert (told.groups_with_variance, told.tokens_per_s, told.trainable) == (1.0, 200, True)
     assert test_folder.latest_test(file, "other") is None
     assert test_folder.latest_test("arithmetic", "m") is None
     os.utime(written.file, (time.time() + 60, time.time() + 60))
@@ -333,7 +333,8 @@ def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make
 
 def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make) -> None:
     written = test_of().groups([1, 0]).ended(WELL)
-    written.request = msgspec.structs.replace(written.request, environment="mine:Hard-v0")
+    program = replace(written.request.program, name="mine:Hard-v0")
+    written.request = msgspec.structs.replace(written.request, program=program)
     written.folder.write("request.json", written.request)
     written.file.write_text("class Mine(BaseEnv):\n    variants = ('Easy-v0', 'Hard-v0')\n")
     written.folder.write("result.json", written.told())

@@ -1,7 +1,6 @@
-"""An answer that is never too long: texts are shortened, and where that is not enough lists give way.
+"""How an answer stays short: texts lose their middle, and where that is not enough lists give way.
 
-It is the last thing that is done to an answer, and no tool's own budget: it knows not what matters in one. It drops no
-key.
+`fitted` is the last thing that is done to an answer. It knows not what matters in one, so it is no tool's own budget.
 """
 
 from __future__ import annotations
@@ -13,6 +12,14 @@ from typing import Any, Final
 
 from halteres.redaction import Redactor
 
+LONGEST: Final = 8000
+"""Characters of compact JSON, about 2,000 tokens, unless the tool's `Result.longest` says otherwise."""
+
+_LIMITS: Final = ((2000, 64), (1000, 32), (500, 24), (240, 16), (120, 8), (60, 8))
+"""Characters of each text, and items of each list (or of a mapping of as many), tried one after another."""
+
+_LONGEST_ESCAPE = 12  # characters that one of a text may take as JSON: two escapes
+
 
 def size_of(value: Any) -> int:
     """Characters that a JSON value takes, compact and of the plainest kind: whatever a face sends is no longer."""
@@ -23,18 +30,31 @@ def shortened(text: str, room: int) -> str:
     """The text if it fits, else its beginning and end around a mark that tells how much was left out.
 
     Args:
-        text: any.
+        text: any; secrets are struck out of it first.
         room: characters that it may take as JSON, quotes aside.
 
     >>> shortened("abcdefgh" * 20, 60)
     'abcdefghabcd [... 136 characters left out ...] efghabcdefgh'
     """
     text = Redactor.of_this_process().text(text)
-    if _size(text, room) <= room:
+    if len(text) <= room and size_of(text) - 2 <= room:
         return text
     half = max(0, (room - len(_mark(len(text)))) // 2)
-    head, tail = _longest(text, half, 1), _longest(text, half, -1)
+    head = text[: _num_fitting(text[:half], half)]
+    tail = text[len(text) - _num_fitting(text[len(text) - half :][::-1], half) :]
     return f"{head}{_mark(len(text) - len(head) - len(tail))}{tail}"
+
+
+def _mark(num: int) -> str:
+    return f" [... {num} characters left out ...] "
+
+
+def _num_fitting(text: str, room: int) -> int:
+    """How many characters of the beginning of a text take at most `room` as JSON."""
+    num = len(text)
+    while (excess := size_of(text[:num]) - 2 - room) > 0:
+        num -= max(1, excess // _LONGEST_ESCAPE)
+    return num
 
 
 def clipped(text: str, length: int) -> str:
@@ -52,70 +72,55 @@ def shortened_item(item: Any, room: int) -> Any:
         return item
     if isinstance(item, dict):
         each = room // (2 * max(1, len(item)))
-        fields = {
-            str(name): shortened(value, each) if isinstance(value, str) else value for name, value in item.items()
-        }
-        if size_of(fields) <= room:
-            return fields
+        texts = {str(name): shortened(value, each) if isinstance(value, str) else value for name, value in item.items()}
+        if size_of(texts) <= room:
+            return texts
     return shortened(json.dumps(item, ensure_ascii=False), room)
 
 
 def echoed(value: Any, room: int = 400) -> Any:
-    """A value that a call gave, told back: itself where it is small, else shortened."""
+    """A value that a call gave, as its answer repeats it: itself where it is small, else shortened."""
     return shortened(value, room) if isinstance(value, str) else shortened_item(value, room)
 
 
-def _mark(num: int) -> str:
-    return f" [... {num} characters left out ...] "
+def nonempty(**facts: Any) -> dict[str, Any]:
+    """Those that say something: an answer has no key for what is None or empty.
+
+    >>> nonempty(policy="", warnings=[], step=0)
+    {'step': 0}
+    """
+    return {name: fact for name, fact in facts.items() if fact is not None and fact not in ("", [], {}, ())}
 
 
-def _longest(text: str, room: int, side: int) -> str:
-    """The longest beginning (side 1) or end (side -1) that fits. Every character takes one or more."""
-    low, high = 0, min(len(text), room)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _size(_part(text, middle, side), room) <= room else (low, middle - 1)
-    return _part(text, low, side)
+def significant(value: float, digits: int = 3) -> float:
+    """Rounded to so many significant digits.
 
-
-def _part(text: str, num: int, side: int) -> str:
-    return text[:num] if side > 0 else text[len(text) - num :]
-
-
-def _size(text: str, room: int) -> int:
-    """Characters as JSON, quotes aside; more than `room` is as good as any more."""
-    return len(text) if len(text) > room else size_of(text) - 2
-
-
-LONGEST: Final = 8000
-"""Characters of compact JSON, about 2,000 tokens, unless the tool's `Result.longest` says otherwise."""
-
-_LIMITS: Final = ((2000, 64), (1000, 32), (500, 24), (240, 16), (120, 8), (60, 8))
-"""Characters of each text, and items of each list (or of a mapping of as many), tried one after another."""
-
-_NOTED = 200  # characters that it takes to say so
+    >>> significant(0.0123456)
+    0.0123
+    """
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else value
 
 
 def fitted(body: Mapping[str, Any], longest: int = LONGEST) -> dict[str, Any]:
-    """The answer in at most `longest` characters, texts and lists cut where it must be; `shortened` names those.
+    """The answer in at most `longest` characters, texts and lists cut where it must be; `shortened` names those. It
+    keeps every key.
 
     >>> fitted({"next": "rl_list_runs()"})
     {'next': 'rl_list_runs()'}
     """
-    told = dict(body)
+    short = dict(body)
     for text, items in _LIMITS:
-        if _length(told) <= longest:
-            return told
-        told = _noted({name: _cut(value, text, items) for name, value in body.items()}, body)
-    while _length(told) > longest:
-        largest = max(body, key=lambda name: _length(told[name]))
-        told = _noted({**told, largest: _nothing(told[largest])}, body)
-    return told
+        if _length(short) <= longest:
+            return short
+        short = _with_names({name: _cut(value, text, items) for name, value in body.items()}, body)
+    while _length(short) > longest:
+        largest = max(body, key=lambda name: _length(short[name]))
+        short = _with_names({**short, largest: _emptied(short[largest])}, body)
+    return short
 
 
-def _noted(told: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    names = [name for name in body if told[name] != body[name]]
-    return {**told, "shortened": shortened(", ".join(names), _NOTED)}
+def _with_names(short: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    return {**short, "shortened": shortened(", ".join(name for name in body if short[name] != body[name]), 200)}
 
 
 def _cut(value: Any, text: int, items: int) -> Any:
@@ -128,7 +133,7 @@ def _cut(value: Any, text: int, items: int) -> Any:
     return value
 
 
-def _nothing(value: Any) -> Any:
+def _emptied(value: Any) -> Any:
     """Of the same kind, and short."""
     if isinstance(value, str):
         return shortened(value, 60)
@@ -137,12 +142,3 @@ def _nothing(value: Any) -> Any:
 
 def _length(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
-def significant(value: float, digits: int = 3) -> float:
-    """Rounded to so many significant digits.
-
-    >>> significant(0.0123456)
-    0.0123
-    """
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else value

@@ -1,7 +1,4 @@
-"""Base models: those that can be trained here and well-known ones that could be got; which fit, and by how much.
-
-Nothing is downloaded, loaded or chosen for anybody.
-"""
+"""Base models: those on this disk and well-known ones; which of them fit into this machine, and by how much."""
 
 from __future__ import annotations
 
@@ -16,37 +13,23 @@ from halteres.runs.starting import machine
 from halteres.runs.starting.base_model import models_home
 from halteres.runs.starting.machine import Workload, need
 
-# name, family, layers, width, feed, vocabulary, heads, kv_heads, head_width, context, tied
-_TABLE = (
-    ("Qwen/Qwen3-0.6B", "qwen3", 28, 1024, 3072, 151_936, 16, 8, 128, 40_960, True),
-    ("Qwen/Qwen3-1.7B", "qwen3", 28, 2048, 6144, 151_936, 16, 8, 128, 40_960, True),
-    ("Qwen/Qwen3-4B", "qwen3", 36, 2560, 9728, 151_936, 32, 8, 128, 40_960, True),
-    ("Qwen/Qwen3-8B", "qwen3", 36, 4096, 12_288, 151_936, 32, 8, 128, 40_960, False),
-    ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2", 24, 896, 4864, 151_936, 14, 2, 64, 32_768, True),
-    ("Qwen/Qwen2.5-1.5B-Instruct", "qwen2", 28, 1536, 8960, 151_936, 12, 2, 128, 32_768, True),
-    ("Qwen/Qwen2.5-7B-Instruct", "qwen2", 28, 3584, 18_944, 152_064, 28, 4, 128, 32_768, False),
-    ("meta-llama/Llama-3.2-1B-Instruct", "llama", 16, 2048, 8192, 128_256, 32, 8, 64, 131_072, True),
-    ("meta-llama/Llama-3.2-3B-Instruct", "llama", 28, 3072, 8192, 128_256, 24, 8, 128, 131_072, True),
-    ("meta-llama/Llama-3.1-8B-Instruct", "llama", 32, 4096, 14_336, 128_256, 32, 8, 128, 131_072, False),
-)
-
+_COLUMNS = (*("family", "layers", "width", "feed", "vocabulary", "heads", "kv_heads", "head_width", "context", "tied"),)
 CATALOGUE: Mapping[str, ModelShape] = {
-    name: ModelShape(
-        family=family,
-        layers=layers,
-        width=width,
-        feed=feed,
-        vocabulary=vocabulary,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_width=head_width,
-        context=context,
-        tied=tied,
+    str(name): ModelShape(**dict[str, Any](zip(_COLUMNS, shape, strict=True)))
+    for name, *shape in (
+        ("Qwen/Qwen3-0.6B", "qwen3", 28, 1024, 3072, 151_936, 16, 8, 128, 40_960, True),
+        ("Qwen/Qwen3-1.7B", "qwen3", 28, 2048, 6144, 151_936, 16, 8, 128, 40_960, True),
+        ("Qwen/Qwen3-4B", "qwen3", 36, 2560, 9728, 151_936, 32, 8, 128, 40_960, True),
+        ("Qwen/Qwen3-8B", "qwen3", 36, 4096, 12_288, 151_936, 32, 8, 128, 40_960, False),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2", 24, 896, 4864, 151_936, 14, 2, 64, 32_768, True),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "qwen2", 28, 1536, 8960, 151_936, 12, 2, 128, 32_768, True),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2", 28, 3584, 18_944, 152_064, 28, 4, 128, 32_768, False),
+        ("meta-llama/Llama-3.2-1B-Instruct", "llama", 16, 2048, 8192, 128_256, 32, 8, 64, 131_072, True),
+        ("meta-llama/Llama-3.2-3B-Instruct", "llama", 28, 3072, 8192, 128_256, 24, 8, 128, 131_072, True),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama", 32, 4096, 14_336, 128_256, 32, 8, 128, 131_072, False),
     )
-    for name, family, layers, width, feed, vocabulary, heads, kv_heads, head_width, context, tied in _TABLE
 }
 """Shapes by the name under which they are published."""
-
 
 TYPICAL = Workload(rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1)
 """The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of 1,024 tokens."""
@@ -79,18 +62,9 @@ class KnownModel:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As an answer tells it."""
-        told = {
-            "name": self.name,
-            "present": self.present,
-            "parameters": self.parameters,
-            "size_gb": self.size_gb,
-            "need_gb": self.need_gb,
-            "free_gb": self.free_gb,
-            "fits": self.fits,
-            "spare_gb": self.spare_gb,
-        }
-        return {**told, "note": self.note} if self.note else told
+        """As an answer has it."""
+        names = ("name", "present", "parameters", "size_gb", "need_gb", "free_gb", "fits", "spare_gb")
+        return {name: getattr(self, name) for name in names} | ({"note": self.note} if self.note else {})
 
 
 def known_models(work: Workload = TYPICAL, there: machine.Machine | None = None) -> tuple[KnownModel, ...]:
@@ -119,16 +93,15 @@ def proposed(models: tuple[KnownModel, ...] | None = None) -> KnownModel:
 
 
 def _here() -> Iterator[tuple[str, Path]]:
-    for name in builtin_names():
-        if (folder := model_folder(name, models_home())) is not None:
-            yield name, folder
-    own = {folder.resolve() for name in builtin_names() if (folder := model_folder(name, models_home()))}
+    builtin = {name: folder for name in builtin_names() if (folder := model_folder(name, models_home())) is not None}
+    yield from builtin.items()
+    own = {folder.resolve() for folder in builtin.values()}
     yield from ((name, folder) for name, folder in stored_models(models_home()) if folder.resolve() not in own)
 
 
 def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
     try:
-        shape = read_shape(folder)
+        return _sized(name, folder, read_shape(folder), work, there)
     except (OSError, ValueError) as error:
         return KnownModel(
             name=name,
@@ -140,13 +113,14 @@ def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) ->
             fits="no",
             note=f"not whole: {error}",
         )
-    return _sized(name, folder, shape, work, there)
 
 
 def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
-    known = shape.is_decoder
-    fits: Fits = "no" if not known else "unknown" if free is None else "yes" if needed <= free else "no"
+    fits: Fits = "unknown" if free is None else "yes" if needed <= free else "no"
+    note = "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"
+    if not shape.is_decoder:
+        fits, note = "no", f"'{shape.architecture}', of model_type '{shape.family}', is no causal language model"
     return KnownModel(
         name=name,
         folder=folder,
@@ -155,11 +129,5 @@ def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, th
         need_gb=round(needed / 1e9, 2),
         free_gb=machine.gb(free),
         fits=fits,
-        note=_note(name, folder, shape if not known else None),
+        note=note,
     )
-
-
-def _note(name: str, folder: Path | None, other: ModelShape | None) -> str:
-    if other is not None:
-        return f"'{other.architecture}', of model_type '{other.family}', is no causal language model"
-    return "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"

@@ -1,9 +1,7 @@
-"""The Agent Skills that come with the package: folders of instructions that hosts load when a task calls for them.
+"""The Agent Skills of this package, and the workspace in which an agent writes environments.
 
-Owns: which there are, what their front matter says, the example environment that one of them holds.
-Never: puts one anywhere (`hosts.copies`, the Hermes plugin).
-
-Source: the Agent Skills format (agentskills.io): a folder named like the skill, in it SKILL.md with YAML front matter.
+A skill is a folder named like it, in it SKILL.md with YAML front matter (agentskills.io). A workspace's environments
+are found through HALTERES_ENVIRONMENTS, which `halteres install-agent --project` hands to the tools.
 """
 
 from __future__ import annotations
@@ -11,11 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import yaml
 
+from halteres.errors import Conflict, ServerError
+from halteres.files import replace_file
+
 FOLDER: Final = Path(__file__).parents[1] / "skills"
+WORKSPACE: Final = Path(__file__).parent / "workspace"
 
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -44,6 +46,11 @@ def skills() -> tuple[Skill, ...]:
     return tuple(_read(folder) for folder in skill_folders())
 
 
+def _read(folder: Path) -> Skill:
+    front = yaml.safe_load((folder / "SKILL.md").read_text().removeprefix("---").partition("\n---")[0])
+    return Skill(name=str(front["name"]), description=str(front["description"]), folder=folder)
+
+
 def example_environment() -> str:
     """The environment in `write-an-environment`, whole and ready to run."""
     found = _CODE.search((FOLDER / "write-an-environment" / "SKILL.md").read_text())
@@ -52,6 +59,50 @@ def example_environment() -> str:
     return found[1]
 
 
-def _read(folder: Path) -> Skill:
-    front = yaml.safe_load((folder / "SKILL.md").read_text().removeprefix("---").partition("\n---")[0])
-    return Skill(name=str(front["name"]), description=str(front["description"]), folder=folder)
+ENVIRONMENTS: Final = "environments"
+
+_IGNORED = """\
+# Of environments that were run
+__pycache__/
+# Written by `process`
+data/
+# Settings of agent hosts as they were before `halteres install-agent`
+*.halteres.bak
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceFile:
+    """What became of one file of a workspace."""
+
+    outcome: Literal["wrote", "already there", "left alone"]  # left alone: it is there, and says something else
+    file: Path
+
+
+def lay_out(folder: Path) -> tuple[WorkspaceFile, ...]:
+    """Make a workspace of a folder, which need not be there. Safe to repeat: a file that is there stays as it is.
+
+    Raises:
+        Conflict: a file is where a folder must be.
+        ServerError: the file system refuses.
+    """
+    files = {
+        "AGENTS.md": (WORKSPACE / "AGENTS.md").read_text(),
+        f"{ENVIRONMENTS}/example.py": example_environment(),
+        ".gitignore": _IGNORED,
+    }
+    return tuple(_written(folder / name, text.encode()) for name, text in files.items())
+
+
+def _written(file: Path, content: bytes) -> WorkspaceFile:
+    advice = "Choose another folder."
+    try:
+        if file.exists():
+            return WorkspaceFile("already there" if file.read_bytes() == content else "left alone", file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise Conflict(f"{file} cannot be written.", f"{error.strerror}: {error.filename}.", advice) from error
+    except OSError as error:
+        raise ServerError(f"{file} cannot be written.", f"{error.strerror}.", advice) from error
+    return WorkspaceFile("wrote", file)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from halteres.agent.drafting.configuring import rl_edit_config, rl_get_current_config
-from halteres.agent.drafting.environments import rl_list_environments, rl_select_environment
+from halteres.agent.drafting.configuring import (
+    rl_edit_config,
+    rl_get_current_config,
+    rl_list_environments,
+    rl_select_environment,
+)
 from halteres.agent.health import rl_health_check
 from halteres.agent.judging.comparing import rl_compare_runs
 from halteres.agent.judging.evaluation import rl_evaluate
 from halteres.agent.judging.results import rl_get_results
-from halteres.agent.judging.reward_models import rl_evaluate_reward_model, rl_list_reward_models, rl_rank_completions
+from halteres.agent.judging.reward_models import (
+    rl_evaluate_reward_model,
+    rl_list_reward_models,
+    rl_rank_completions,
+    rl_train_reward_model,
+)
 from halteres.agent.judging.rollouts import rl_get_rollouts
-from halteres.agent.starting.reward_training import rl_train_reward_model
 from halteres.agent.starting.start_training import rl_start_training
 from halteres.agent.trial.scoring import rl_score
 from halteres.agent.trial.testing import rl_test_inference

@@ -141,7 +141,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Made if it is not there. Default: this one.")] = Path("."),
 ) -> None:
     """Lay out a workspace: AGENTS.md, an environment that works, .gitignore. What is there already stays."""
-    from halteres.agent.workspace import ENVIRONMENTS, lay_out
+    from halteres.agent.skills import ENVIRONMENTS, lay_out
 
     folder = folder.expanduser().absolute()
     for laid in lay_out(folder):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halteres.agent.drafting.fields import HEADLINE
+from halteres.agent.drafting.drafts import HEADLINE
 from halteres.agent.fitting import shortened
 from halteres.agent.watching.look import Look, failure_facts, in_force, log_tail, look_at, next_after, why_no_batch
 from halteres.files import NOT_JSON, read_regular

@@ -1,4 +1,5 @@
-"""The tools that look at and edit a draft's settings: rl_get_current_config, rl_edit_config.
+"""The tools that choose an environment and its settings: rl_list_environments, rl_select_environment,
+rl_get_current_config, rl_edit_config.
 
 An answer warns of what an edit brings with it that its maker may not have meant; an error names the call that mends
 a refused edit.
@@ -6,33 +7,33 @@ a refused edit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from halteres.agent.arguments import Changes, Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
-from halteres.agent.drafting.drafts import current, sifted
-from halteres.agent.drafting.fields import Setting, brief, by_key, diff, find_setting, settings_of
-from halteres.agent.fitting import echoed, shortened, significant
+from halteres.agent.fitting import echoed, nonempty, shortened, significant
 from halteres.agent.tool import READS, UNSET, Hints, Result, tool
 from halteres.config import environ
+from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
 from halteres.config.gathering import STEPS
 from halteres.config.policies import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
+from halteres.config.program import last_failure
 from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import NextStep, worded
 
-LONGEST_CALL = 600
-"""Characters of a call that is worth telling."""
+LONGEST_CALL = 600  # characters of a call that an error offers
 
 
 @contextmanager
@@ -43,24 +44,16 @@ def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator
         yield
     except InvalidConfig as error:
         if error.details.get("problems") and error.details.get("field"):
-            error.why = " ".join(part for part in (error.why, "Nothing was changed.") if part)
+            error.why = f"{error.why} Nothing was changed.".strip()
             error.next = mended_call(error, tool, changes, **arguments) or error.next
         raise
 
 
 def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> NextStep | None:
-    """The call that would not be refused, where every problem has a suggestion."""
-    mended = _mended({**changes, **error.details.get("coerced", {})}, error.details.get("problems") or [])
-    if not mended:
-        return None
-    step = NextStep(tool, {**arguments, "changes": mended})
-    return step if len(step.call) <= LONGEST_CALL else None
-
-
-def _mended(changes: Mapping[str, Any], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The changes with every suggestion followed; None where a problem has none."""
+    """The call with every suggestion followed; None where a problem has none."""
+    changes = {**changes, **error.details.get("coerced", {})}
     mended = dict(changes)
-    for problem in problems:
+    for problem in error.details.get("problems") or ():
         name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)
         meant, suggested = problem.get("did_you_mean"), problem.get("suggest")
         if meant and name:
@@ -69,107 +62,160 @@ def _mended(changes: Mapping[str, Any], problems: list[dict[str, Any]]) -> dict[
             mended[name or problem["field"].removeprefix("env.")] = suggested[0]
         else:
             return None
-    return mended
+    step = NextStep(tool, {**arguments, "changes": mended})
+    return step if mended and len(step.call) <= LONGEST_CALL else None
 
 
-MODEL = "inference.model"
+CHARACTERS_PER_10 = 1600
+"""Of ten environments in an answer, all told: descriptions are cut so that it holds; a `query` shows them whole."""
 
-NOTABLY_SLOWER = 1.3
-"""Times as many tokens in a step."""
+OVERHEAD, LEAST_DESCRIPTION = 240, 14
+"""Characters of an answer besides its environments; of a description, however long the paths are."""
 
-NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
-"""Of the environment's settings: accepted for compatibility (environments/config.py)."""
-
-
-def cautions(before: Resolved, after: Resolved) -> list[str]:
-    """Sentences about what changed from one to the other."""
-    env, trainer = after.settings.env, after.settings.trainer
-    found = [_cost(before.settings.env, env)]
-    if _changed(before, after, "temperature") and env["temperature"] != 1:
-        found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
-    if trainer != before.settings.trainer or _changed(before, after, "max_token_length"):
-        found.append(_too_long(env.get("max_token_length"), trainer.max_token_trainer_length))
-    if _changed(before, after, "max_token_length") or _changed(before, after, "max_new_tokens"):
-        found.append(_no_room(env.get("max_token_length"), env.get("max_new_tokens")))
-    if after.settings.run.stop_when is not None and trainer.eval_every == 0 and after.settings != before.settings:
-        found.append("stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its two ends")
-    if after.settings.inference.engine == "scripted" != before.settings.inference.engine:
-        found.append("engine scripted: it has no weights and learns nothing")
-    if after.settings.inference.model != before.settings.inference.model:
-        found.append(_absent(after.settings.inference.model))
-    found += [f"{name} has no effect here" for name in NO_EFFECT if _changed(before, after, name) and env[name]]
-    return [sentence for sentence in found if sentence]
+FEW_VARIANTS = 1  # of a family, unless a query asks for its variants
 
 
-def lowered(resolved: Resolved) -> list[str]:
-    """What the policy's cap has made of a number of steps that nobody gave."""
-    steps, policy = resolved.settings.trainer.total_steps, load_policy()
-    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
+class FoundEnvironment(BaseModel):
+    """One environment, or a family of them: each of its variants is one, named FAMILY:VARIANT."""
+
+    name: str
+    class_name: str
+    file_path: str
+    description: str
+    variants: list[str] = []  # of a family: a few names, or all of those that a query asks for
+    num_variants: int = 0  # of a family: how many there are
+    all_variants: str = ""  # of a family, where not all are listed: the call that lists them
+
+
+class Environments(Result):
+    """All environments."""
+
+    environments: list[FoundEnvironment]
+    count: int
+    tips: list[str]
+    broken: list[dict[str, str]] = []  # file_path, why; where there are some
+
+
+class Selected(Result):
+    """A draft's environment."""
+
+    message: str
+    environment: str
+    file_path: str
+    draft: str
+    config: dict[str, Any]  # brief: headline settings
+    discarded_edits: dict[str, Any]
+    warnings: list[str] = []
+    coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
+
+
+@tool(title="List environments", hints=READS)
+def rl_list_environments(
+    caller: Caller,
+    query: Annotated[
+        str | None, Field(description="words to look for in names and descriptions; `FAMILY:` tells all its variants")
+    ] = None,
+    refresh: Annotated[bool, Field(description="read all files again, whatever their times say")] = False,
+) -> Environments:
+    """List the environments a model can be trained on: name, file, what it teaches.
+
+    Files that cannot be read are told with the reason. To make an environment, copy one of the files.
+    """
+    found = discover(afresh=refresh)
+    matches = {one: variants for one in found.environments if (variants := _matching(one, query)) is not None}
+    first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
+    none_found = "rl_list_environments()" if query else "rl_list_environments(refresh=true)"
+    # Files that cannot be read, and those that could not say what they are when they were last asked.
+    failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
+    broken = [(one.file_path, one.why) for one in found.broken] + [(path, why) for path, why in failed if why]
+    return Environments(
+        environments=_listed(matches),
+        count=len(matches),
+        tips=[
+            "rl_select_environment(name) selects one",
+            "read file_path to see how it scores",
+            "copy a file to make your own",
+        ],
+        **nonempty(broken=[{"file_path": path, "why": why} for path, why in broken]),
+        next=worded("rl_select_environment", name=first) if first else none_found,
+    )
+
+
+def _matching(environment: EnvironmentFile, query: str | None) -> Sequence[str] | None:
+    """Names of the variants that a query asks for; none where it asks for the environment; None where for neither."""
+    text = f"{environment.name} {environment.class_name} {environment.description}".casefold()
+    words = (query or "").casefold().split()
+    asks_variants = bool(environment.variants) and any(":" in word for word in words)
+    if all(word in text for word in words) and not asks_variants:
+        return ()
+    return [one for one in environment.members if all(word in f"{one.casefold()} {text}" for word in words)] or None
+
+
+def _listed(matches: Mapping[EnvironmentFile, Sequence[str]]) -> list[FoundEnvironment]:
+    """With descriptions as long as there is room for, beside the variants that were asked for."""
+    if not matches:
         return []
-    default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
-    return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+    whole = [_row(one, ()).model_dump_json(exclude_unset=True) for one in matches]
+    rest = sum(map(len, whole)) + len(whole) - sum(len(one.description) for one in matches)
+    tens = -(-len(matches) // 10)
+    room = max(LEAST_DESCRIPTION, (CHARACTERS_PER_10 * tens - OVERHEAD - rest) // len(whole))
+    rows = [_row(one, variants) for one, variants in matches.items()]
+    for row in rows:
+        if len(row.description) > room:
+            row.description = f"{row.description[: room - 3].rstrip()}..."
+    return rows
 
 
-def held_model(resolved: Resolved) -> list[str]:
-    """That no run can start with the model that the policy holds: it is not here, or does not fit."""
-    from halteres.agent.known_models import known_models
-    from halteres.runs.starting.machine import workload_of
-
-    policy, model = load_policy(), resolved.settings.inference.model
-    if MODEL not in policy.lock or environ.service_url() is not None:
-        return []
-    found = next((one for one in known_models(workload_of(resolved.settings)) if one.name == model), None)
-    wrong = [] if model_folder(model, environ.home() / "models") else ["is not on this disk"]
-    if found is not None and found.fits == "no":
-        wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")
-    if not wrong:
-        return []
-    return [f"the model '{model}' {' and '.join(wrong)}: no run can start. {how_to_unlock(MODEL, policy)}"]
-
-
-def _absent(model: str) -> str | None:
-    """A service of somebody else's may have what is not here."""
-    if environ.service_url() is not None or model_folder(model, environ.home() / "models") is not None:
-        return None
-    return f"the model '{model}' is not on this disk (`halteres models add`): no run can start with it"
+def _row(environment: EnvironmentFile, variants: Sequence[str]) -> FoundEnvironment:
+    """One environment; a family with the variants asked for, or a few."""
+    family: dict[str, Any] = {}
+    if members := environment.members:
+        family = {"variants": list(variants or members[:FEW_VARIANTS]), "num_variants": len(members)}
+        if not variants and len(members) > FEW_VARIANTS:
+            family["all_variants"] = worded("rl_list_environments", query=f"{environment.name}:")
+    return FoundEnvironment(
+        name=environment.name,
+        class_name=environment.class_name,
+        file_path=environment.file_path,
+        description=environment.description,
+        **family,
+    )
 
 
-def _changed(before: Resolved, after: Resolved, field: str) -> bool:
-    return field in after.settings.env and after.settings.env[field] != before.settings.env.get(field)
+@tool(title="Select an environment", hints=Hints(idempotent=True))
+def rl_select_environment(
+    caller: Caller,
+    name: Annotated[str, Field(description="name from rl_list_environments, FAMILY:VARIANT, or a file's path")],
+    changes: Changes = None,
+    draft: Draft = None,
+) -> Selected:
+    """Select an environment into your draft, with its own default settings; nothing runs yet.
 
-
-def _cost(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """How much longer a step takes, by the tokens that are sampled and trained on in it."""
-    old, new = _tokens(before), _tokens(after)
-    if not old or not new or new / old < NOTABLY_SLOWER:
-        return None
-    return f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before {old:,.0f}"
-
-
-def _tokens(env: dict[str, Any]) -> float | None:
-    batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
-    if not isinstance(batch, int) or not isinstance(length, int) or length < 1:
-        return None
-    return float(batch * length)
-
-
-def _too_long(longest: Any, trained: int) -> str | None:
-    if not isinstance(longest, int) or longest <= trained:
-        return None
-    return f"max_token_trainer_length {trained} is below max_token_length {longest}: longer sequences are left out"
-
-
-def _no_room(longest: Any, answer: Any) -> str | None:
-    if not isinstance(longest, int) or not isinstance(answer, int) or not 0 < longest <= answer:
-        return None
-    return f"max_token_length {longest} is for prompt and answer together: max_new_tokens {answer} cannot be reached"
+    Earlier edits are discarded and told. With `changes`, settings are edited in the same call.
+    """
+    other_draft = draft if draft != caller.draft else None
+    with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
+        chosen = drafts.choose(caller, draft, name, changes or {})
+    run = chosen.resolved.settings.run
+    test = worded("rl_test_inference", draft=other_draft)
+    return Selected(
+        message=f"Selected environment: {run.environment_name}",
+        environment=run.environment_name,
+        file_path=chosen.file_path,
+        draft=chosen.draft.handle,
+        config=drafts.brief(chosen.resolved),
+        discarded_edits=chosen.discarded,
+        **nonempty(
+            coerced=dict(chosen.resolved.coerced),
+            warnings=[*_capped_steps(chosen.resolved), *_unusable_model(chosen.resolved)],
+        ),
+        next=f"{test} then {worded('rl_start_training', dry_run=True, draft=other_draft)}",
+    )
 
 
 LONGEST_MESSAGE = 400  # characters
 
 TIP = "Use rl_edit_config(field, value) to change any configurable field."
-
-MODEL_FACTS = frozenset({"name", "present", "need_gb", "fits", "note"})
 ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
@@ -186,7 +232,7 @@ class Configuration(Result):
     draft: str
     warnings: list[str] = []
     policy: str = ""  # whose locks these are, where they are not the default ones
-    discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more; told once
+    discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more; once
     models: list[dict[str, Any]] = []  # for field="model": base models, and whether such a run fits into this machine
     proposed: str = ""  # the one of them to begin with
 
@@ -216,30 +262,54 @@ def rl_get_current_config(
     draft: Draft = None,
 ) -> Configuration:
     """Show your draft's settings: those you can change with rl_edit_config, and those that are locked."""
-    kept = current(caller, draft)
-    chosen, resolved = kept.draft, kept.draft.resolve()
-    settings = settings_of(chosen, resolved)
+    chosen, discarded = drafts.current(caller, draft)
+    resolved = chosen.resolve()
+    settings = drafts.settings_of(resolved)
     is_full = detail == "full"
-    shown = [_named(settings, field)] if field else [one for one in settings if is_full or one.is_headline]
+    if field:
+        key = Edit(name=field, value=None).key
+        shown = [one for one in settings if one.name == field] or [one for one in settings if one.key == key]
+        if not shown:
+            names = tuple(one.name for one in settings)
+            guess = nearest_setting(field, list(names))
+            raise refusal([UnknownSetting(field=field, got=None, did_you_mean=guess, available=names)])
+        shown = shown[:1]
+    else:
+        shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
-    told = Configuration(
+    tip = TIP if field or is_full else f'{TIP} All {len(settings)}: detail="full"; one in full: field="NAME".'
+    models, proposed = _models(resolved) if field and shown[0].key == MODEL else ([], "")
+    policy = load_policy().name
+    return Configuration(
         environment=resolved.settings.run.environment_name,
         configurable_fields=[row for one, row in rows if one.lock is None],
         locked_fields=[row for one, row in rows if one.lock is not None],
-        tip=TIP if field or is_full else f'{TIP} All {len(settings)}: detail="full"; one in full: field="NAME".',
+        tip=ABSENT if models else tip,
         draft=chosen.handle,
-        next=worded("rl_test_inference", draft=_told(caller, draft)),
+        **nonempty(
+            policy=policy if policy != DEFAULT.name else "",
+            discarded_edits=dict(discarded),
+            warnings=_capped_steps(resolved),
+            models=models,
+            proposed=proposed,
+        ),
+        next=worded("rl_test_inference", draft=draft if draft != caller.draft else None),
     )
-    if (policy := load_policy().name) != DEFAULT.name:
-        told.policy = policy
-    if kept.discarded:
-        told.discarded_edits = dict(kept.discarded)
-    if warnings := lowered(resolved):
-        told.warnings = warnings
-    if field is not None and shown[0].key == "inference.model":
-        told.models, told.proposed = _models(resolved)
-        told.tip = ABSENT
-    return told
+
+
+def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
+    """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
+    from halteres.agent.known_models import known_models, proposed
+    from halteres.runs.starting.machine import workload_of
+
+    models = known_models(workload_of(resolved.settings))
+    rows = [
+        {"name": one.name, "present": one.present, "need_gb": significant(one.need_gb), "fits": one.fits}
+        | ({"note": one.note} if one.present and one.note else {})  # of one that is absent `ABSENT` says it
+        for one in models
+        if one.present or one.fits != "no" or one.name == resolved.settings.inference.model
+    ]
+    return rows, proposed(models).name
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))
@@ -254,47 +324,35 @@ def rl_edit_config(
 
     Values are checked before anything is changed; the answer tells what was, and what is now.
     """
-    here = _told(caller, draft)
+    other_draft = draft if draft != caller.draft else None
     with drafts.editing(caller, draft) as stored:
-        stored.check_selected()
-        kept = sifted(stored)
-        before = kept.draft
-        asked = _asked(field, value, changes)
-        with mending("rl_edit_config", asked, draft=here):
-            after, now = before.edited(asked)
-            _check_held(asked, now)
-        was = _as_it_was(before)
+        _ = stored.selected
+        before, discarded = drafts.without_impossible_edits(stored)
+        edits = _edits(field, value, changes)
+        with mending("rl_edit_config", edits, draft=other_draft):
+            after, now = before.edited(edits)
+            _check_policy(edits, now)
+        try:
+            was = before.resolve()
+        except InvalidConfig:  # what can no longer hold (the policy changed since) counts as if it were not edited
+            was = replace(before, changes={}).resolve()
         drafts.save_draft(after)
-    values = {name: echoed(_value(name, given, now)) for name, given in asked.items()}
-    told = Edited(
-        message=shortened(f"Updated {_listed(values)}", LONGEST_MESSAGE),
-        config=brief(now),
-        diff=diff(was, now),
+    values = drafts.by_key(now.settings)
+    new = {name: echoed(values.get(Edit(name=name, value=given).key, given)) for name, given in edits.items()}
+    listed = ", ".join(f"{name} = {holds}" for name, holds in new.items())
+    return Edited(
+        message=shortened(f"Updated {listed}", LONGEST_MESSAGE),
+        config=drafts.brief(now),
+        diff=drafts.diff(was, now),
         draft=after.handle,
-        next=worded("rl_start_training", dry_run=True, draft=here),
+        **({"field": field, "value": new[field]} if field is not None else {}),
+        **nonempty(warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)),
+        next=worded("rl_start_training", dry_run=True, draft=other_draft),
     )
-    if field is not None:
-        told.field, told.value = field, values[field]
-    if warnings := cautions(was, now):
-        told.warnings = warnings
-    if now.coerced:
-        told.coerced = dict(now.coerced)
-    if kept.discarded:
-        told.discarded_edits = dict(kept.discarded)
-    return told
 
 
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {holds}" for name, holds in values.items())
-
-
-def _told(caller: Caller, draft: str | None) -> str | None:
-    """The draft that the next call must name; None where that is the caller's own."""
-    return draft if draft != caller.draft else None
-
-
-def _asked(field: str | None, value: Any, changes: dict[str, Any] | None) -> dict[str, Any]:
-    """What is asked for, in one form. Some hosts send an empty `value` that nobody gave."""
+def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dict[str, Any]:
+    """Both forms of a call as one. Some hosts send an empty `value` that nobody gave."""
     if field is None and changes and value in (UNSET, ""):
         return changes
     if field is not None and value is not UNSET and not changes:
@@ -306,53 +364,85 @@ def _asked(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
     )
 
 
-def _check_held(asked: Mapping[str, Any], now: Resolved) -> None:
+def _check_policy(edits: Mapping[str, Any], now: Resolved) -> None:
     """Raise LockedField for what the policy holds, also where it is asked for the very value that it holds."""
-    policy, sources = load_policy(), now.sources
-    keys = {name: Edit(name=name, value=value).key for name, value in asked.items()}
-    held = [
-        policy_lock(key, policy.lock[key], policy).refused(name, asked[name])
-        for name, key in keys.items()
-        if sources.get(key) == "policy"
-    ]
-    if held:
-        raise refusal(held)
+    policy = load_policy()
+    keys = {name: Edit(name=name, value=value).key for name, value in edits.items()}
+    locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
+    if locked:
+        raise refusal([policy_lock(key, policy.lock[key], policy).refused(name, edits[name]) for name, key in locked])
 
 
-def _as_it_was(draft: drafts.Draft) -> Resolved:
-    """What held before an edit. Edits that can no longer be (the policy changed since) count as if they were not."""
-    try:
-        return draft.resolve()
-    except InvalidConfig:
-        return replace(draft, changes={}).resolve()
+MODEL = "inference.model"
+
+NOTABLY_SLOWER = 1.3  # times as many tokens in a step
+NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
+"""Of the environment's settings: accepted for compatibility (environments/config.py)."""
 
 
-def _value(name: str, given: Any, now: Resolved) -> Any:
-    return by_key(now.settings).get(Edit(name=name, value=given).key, given)
+def _warnings(before: Resolved, after: Resolved) -> list[str]:
+    """What changed from one to the other that its maker may not have meant."""
+    was, now = before.settings, after.settings
+    env, trained, scripted = now.env, now.trainer.max_token_trainer_length, now.inference.engine == "scripted"
+    length, answer = env.get("max_token_length"), env.get("max_new_tokens")
 
+    def changed(*names: str) -> bool:
+        return any(name in env and env[name] != was.env.get(name) for name in names)
 
-def _named(settings: list[Setting], field: str) -> Setting:
-    found = find_setting(settings, field)
-    if found is None:
-        names = [one.name for one in settings]
-        raise refusal(
-            [UnknownSetting(field=field, got=None, did_you_mean=nearest_setting(field, names), available=tuple(names))]
+    found: list[str] = []
+    old, new = _tokens(was.env), _tokens(env)
+    if old and new / old >= NOTABLY_SLOWER:
+        found.append(f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before {old:,.0f}")
+    if changed("temperature") and env["temperature"] != 1:
+        found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
+    if (now.trainer != was.trainer or changed("max_token_length")) and isinstance(length, int) and length > trained:
+        found.append(
+            f"max_token_trainer_length {trained} is below max_token_length {length}: longer sequences are left out"
         )
-    return found
+    has_room = not (isinstance(length, int) and isinstance(answer, int) and 0 < length <= answer)
+    if changed("max_token_length", "max_new_tokens") and not has_room:
+        why = f"max_new_tokens {answer} cannot be reached"
+        found.append(f"max_token_length {length} is for prompt and answer together: {why}")
+    if now.run.stop_when is not None and now.trainer.eval_every == 0 and now != was:
+        found.append("stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its two ends")
+    if scripted and was.inference.engine != "scripted":
+        found.append("engine scripted: it has no weights and learns nothing")
+    model, is_served = now.inference.model, environ.service_url() is not None  # which may have what is not here
+    if model != was.inference.model and not is_served and not _is_here(model):
+        found.append(f"the model '{model}' is not on this disk (`halteres models add`): no run can start with it")
+    return found + [f"{name} has no effect here" for name in NO_EFFECT if changed(name) and env[name]]
 
 
-def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
-    """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
-    from halteres.agent.known_models import known_models, proposed
+def _tokens(env: Mapping[str, Any]) -> int:
+    """How many are sampled and trained on in a step; 0 where the environment does not say."""
+    batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
+    return max(0, batch) * max(0, length) if isinstance(batch, int) and isinstance(length, int) else 0
+
+
+def _is_here(model: str) -> bool:
+    return model_folder(model, environ.home() / "models") is not None
+
+
+def _capped_steps(resolved: Resolved) -> list[str]:
+    """What the policy's cap has made of a number of steps that nobody gave."""
+    steps, policy = resolved.settings.trainer.total_steps, load_policy()
+    if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
+        return []
+    default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
+    return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+
+
+def _unusable_model(resolved: Resolved) -> list[str]:
+    """That no run can start with the model that the policy holds: it is not here, or does not fit."""
+    from halteres.agent.known_models import known_models
     from halteres.runs.starting.machine import workload_of
 
-    models, held = known_models(workload_of(resolved.settings)), resolved.settings.inference.model
-    worth_it = [one for one in models if one.present or one.fits != "no" or one.name == held]
-    return [_brief_facts(one.facts) for one in worth_it], proposed(models).name
-
-
-def _brief_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Without the note on a model that is not here: it is the same for all of them (`ABSENT`)."""
-    wanted = MODEL_FACTS if facts["present"] else MODEL_FACTS - {"note"}
-    told = {name: fact for name, fact in facts.items() if name in wanted}
-    return {**told, "need_gb": significant(facts["need_gb"])}
+    policy, model = load_policy(), resolved.settings.inference.model
+    if MODEL not in policy.lock or environ.service_url() is not None:
+        return []
+    found = next((one for one in known_models(workload_of(resolved.settings)) if one.name == model), None)
+    wrong = [] if _is_here(model) else ["is not on this disk"]
+    if found is not None and found.fits == "no":
+        wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")
+    unusable = f"the model '{model}' {' and '.join(wrong)}: no run can start. {how_to_unlock(MODEL, policy)}"
+    return [unusable] if wrong else []

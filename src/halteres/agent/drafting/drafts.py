@@ -1,7 +1,7 @@
 """Drafts: an environment and edited settings, selected but not started; one per handle, in HALTERES_HOME/drafts.
 
 Edits of one draft follow one another, and a refused one leaves it as it was. Edits that can no longer hold (the policy
-has the setting by now, or there is no such setting) are dropped and told once.
+has the setting by now, or there is no such setting) are dropped, and the answer says so once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from halteres.agent.caller import Caller
+from halteres.agent.fitting import echoed
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,
@@ -31,65 +32,23 @@ from halteres.config.discovery import (
     reference,
     split_name,
 )
-from halteres.config.edits import ENVIRONMENT, Edit
-from halteres.config.files import Resolved, resolve_settings
+from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
+from halteres.config.files import Resolved, resolve_settings, settings_schema
+from halteres.config.policies import Lock, is_own_wiring, load_policy, locks_beside, variant_lock
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
-from halteres.config.settings import RunSettings, Settings
+from halteres.config.program import Description, EnvironmentProgram, describe, program_of
+from halteres.config.projection import Sources
+from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings
 from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import replace_file
 from halteres.runs.lock import locked
 
 _log = logging.getLogger(__name__)
 
-
-def found_environment(environment: str) -> EnvironmentFile:
-    """The environment of this name, or in this file.
-
-    Raises:
-        EnvironmentNotFound: neither, or a file that is not Python; `available` names, and `did_you_mean`.
-        EnvironmentBroken: its file cannot be used.
-    """
-    base, variant = split_name(environment)
-    places = _places(base)
-    file = next((place for place in places if place.is_file()), None)
-    if file is not None and file.suffix != ".py":
-        raise EnvironmentNotFound(
-            f"Environment '{environment}' not found: it is not a .py file.",
-            available=[one.name for one in discover().environments],
-        )
-    try:
-        return find_environment(environment if file is None else joined_name(str(file), variant))
-    except EnvironmentNotFound as error:
-        guess = error.details.get("did_you_mean")
-        raise EnvironmentNotFound(
-            f"Environment '{environment}' not found.",
-            f"Did you mean '{guess}'?" if guess else _looked_for(places),
-            available=[one.name for one in discover().environments],
-            did_you_mean=guess,
-        ) from error
-
-
-def _places(environment: str) -> list[Path]:
-    """Where a path may lead: from the folder of this process, which its user need not know; from a folder of
-    environments; from the one around it, as a workspace's texts have it (environments/sums.py). None of a name."""
-    if not is_path(environment):
-        return []
-    folders = environ.environment_folders()
-    begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)]
-    return list(dict.fromkeys(begin / Path(environment).expanduser() for begin in begins))
-
-
-def _looked_for(places: list[Path]) -> str:
-    return f"There is no file {', '.join(map(str, places))}." if places else ""
-
-
 _HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of folders
 
-WITHIN_S = 10.0
-"""How long an edit waits for another of the same draft, which may have to ask the environment."""
-
-NAME_LENGTH = 63
-"""Of an environment's name in a run's: with the time it fits into run.name."""
+WITHIN_S = 10.0  # how long an edit waits for another of the same draft, which may have to ask the environment
+NAME_LENGTH = 63  # of an environment's name in a run's: with the time it fits into run.name
 
 
 class NoEnvironment(UserError):
@@ -119,37 +78,52 @@ class Draft:
             raise NoEnvironment("No environment selected. Use rl_select_environment(name) first.")
         return self.environment
 
-    def check_selected(self) -> None:
-        """Raise NoEnvironment where none was selected."""
-        _ = self.selected
-
-    def resolve(self) -> Resolved:
-        """The settings that a run would have now, under the policy in force. Raises as `resolve_settings`."""
-        return self._with(self.changes)
+    def resolve(self, changes: Mapping[str, Any] | None = None) -> Resolved:
+        """The settings that a run would have now, under the policy in force, with the draft's changes or with these.
+        Raises as `resolve_settings`."""
+        named = Settings(run=RunSettings(name=self.name or None))
+        changes = self.changes if changes is None else changes
+        return resolve_settings(self.selected, None, (), base=named, changes=changes)
 
     def edited(self, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
         """The draft with these settings changed too, and what it comes to. InvalidConfig: none of them can be."""
         _check_names(changes)
         overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
         kept = {key: value for key, value in self.changes.items() if key not in overridden}
-        resolved = self._with({**kept, **changes})
-        values = resolved.settings.model_dump(mode="json")
-        edits = {
-            key: values[section][name]
-            for key, source in resolved.sources.items()
-            if source == "edit" and key != ENVIRONMENT
-            for section, _, name in [key.partition(".")]
-        }
-        return replace(self, changes=edits), resolved
+        resolved = self.resolve({**kept, **changes})
+        values = by_key(resolved.settings)
+        edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
+        return replace(self, changes={key: values[key] for key in edited}), resolved
 
-    def _with(self, changes: Mapping[str, Any]) -> Resolved:
-        named = Settings(run=RunSettings(name=self.name or None))
-        return resolve_settings(self.selected, None, (), base=named, changes=changes)
+
+def _check_names(changes: Mapping[str, Any]) -> None:
+    """Refuse an environment among the settings, and two names for one of them."""
+    problems: list[Problem] = []
+    seen: dict[str, str] = {}
+    for name, value in changes.items():
+        key = Edit(name=name, value=value).key
+        if key == ENVIRONMENT:
+            problems.append(Problem(field=name, got=value, rule="rl_select_environment selects another one"))
+        elif key in seen:
+            problems.append(Problem(field=name, got=value, rule=f"it is the same setting as {seen[key]}"))
+        seen[key] = name
+    if problems:
+        raise refusal(problems)
 
 
 def load_draft(caller: Caller, draft: str | None) -> Draft:
     """The draft of this handle, or the caller's own; without an environment where there is none yet."""
     return _read(_handle(caller, draft))
+
+
+def _read(handle: str) -> Draft:
+    try:
+        return msgspec.json.decode(_file(handle).read_bytes(), type=Draft)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("The draft %s cannot be read, and counts as empty: %s", handle, error)
+    return Draft(handle=handle)
 
 
 def save_draft(draft: Draft) -> None:
@@ -172,6 +146,52 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
             _file(handle).parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."))
         yield _read(handle)
+
+
+def drafts_home() -> Path:
+    """The folder of all drafts: HALTERES_HOME/drafts."""
+    return environ.home() / "drafts"
+
+
+def lock_of(file: Path) -> Path:
+    """What is held while a draft's file is edited."""
+    return file.with_name(f".{file.stem}.lock")
+
+
+def _file(handle: str) -> Path:
+    return drafts_home() / f"{handle}.json"
+
+
+def _handle(caller: Caller, draft: str | None) -> str:
+    handle = draft or caller.draft
+    if not _HANDLE.fullmatch(handle):
+        raise UserError(
+            f"'{handle[:80]}' is no handle of a draft.",
+            "It is 1 to 64 letters, digits, '.', '_' and '-', but not '.' or '..'.",
+            field="draft",
+        )
+    return handle
+
+
+@contextmanager
+def _kept(handle: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DraftNotKept(
+            f"The draft '{handle}' cannot be kept in {drafts_home()}.",
+            f"{error.strerror or error}.",
+            "Make room there, or set HALTERES_HOME to another folder.",
+        ) from error
+
+
+def described(settings: Settings) -> tuple[EnvironmentProgram, Description, dict[str, Any]]:
+    """The environment of a draft's settings, what it says of itself with them, and all settings that it is run with.
+    EnvironmentBroken, InvalidConfig: it cannot be run so."""
+    run, program = settings.run, program_of(settings.run)
+    own = {name: value for name, value in settings.env.items() if name not in ENV_WIRING}
+    env = {**settings.env, "seed": run.seed, "success_threshold": run.success_threshold}
+    return program, describe(program, own), env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,111 +224,251 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
     return Selection(draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes))
 
 
-def _check_names(changes: Mapping[str, Any]) -> None:
-    """Refuse an environment among the settings, and two names for one of them."""
-    problems: list[Problem] = []
-    seen: dict[str, str] = {}
-    for name, value in changes.items():
-        key = Edit(name=name, value=value).key
-        if key == ENVIRONMENT:
-            problems.append(Problem(field=name, got=value, rule="rl_select_environment selects another one"))
-        elif key in seen:
-            problems.append(Problem(field=name, got=value, rule=f"it is the same setting as {seen[key]}"))
-        seen[key] = name
-    if problems:
-        raise refusal(problems)
+def found_environment(environment: str) -> EnvironmentFile:
+    """The environment of this name, or in this file. A path may begin at the folder of this process, which its user
+    need not know; at a folder of environments; at the one around it, as a workspace's texts have it.
 
-
-def _handle(caller: Caller, draft: str | None) -> str:
-    handle = draft or caller.draft
-    if not _HANDLE.fullmatch(handle):
-        raise UserError(
-            f"'{handle[:80]}' is no handle of a draft.",
-            "It is 1 to 64 letters, digits, '.', '_' and '-', but not '.' or '..'.",
-            field="draft",
+    Raises:
+        EnvironmentNotFound: neither, or a file that is not Python; `available` names, and `did_you_mean`.
+        EnvironmentBroken: its file cannot be used.
+    """
+    base, variant = split_name(environment)
+    folders = environ.environment_folders()
+    begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)] if is_path(base) else []
+    places = list(dict.fromkeys(begin / Path(base).expanduser() for begin in begins))
+    file = next((place for place in places if place.is_file()), None)
+    if file is not None and file.suffix != ".py":
+        raise EnvironmentNotFound(
+            f"Environment '{environment}' not found: it is not a .py file.",
+            available=[one.name for one in discover().environments],
         )
-    return handle
-
-
-def drafts_home() -> Path:
-    """The folder of all drafts: HALTERES_HOME/drafts."""
-    return environ.home() / "drafts"
-
-
-def lock_of(file: Path) -> Path:
-    """What is held while a draft's file is edited."""
-    return file.with_name(f".{file.stem}.lock")
-
-
-def _file(handle: str) -> Path:
-    return drafts_home() / f"{handle}.json"
-
-
-def _read(handle: str) -> Draft:
     try:
-        return msgspec.json.decode(_file(handle).read_bytes(), type=Draft)
-    except FileNotFoundError:
-        return Draft(handle=handle)
-    except (OSError, msgspec.MsgspecError) as error:
-        _log.warning("The draft %s cannot be read, and counts as empty: %s", handle, error)
-        return Draft(handle=handle)
-
-
-@contextmanager
-def _kept(handle: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DraftNotKept(
-            f"The draft '{handle}' cannot be kept in {_file(handle).parent}.",
-            f"{error.strerror or error}.",
-            "Make room there, or set HALTERES_HOME to another folder.",
+        return find_environment(environment if file is None else joined_name(str(file), variant))
+    except EnvironmentNotFound as error:
+        guess = error.details.get("did_you_mean")
+        why = f"There is no file {', '.join(map(str, places))}." if places else ""
+        raise EnvironmentNotFound(
+            f"Environment '{environment}' not found.",
+            f"Did you mean '{guess}'?" if guess else why,
+            available=[one.name for one in discover().environments],
+            did_you_mean=guess,
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sifted:
-    """A draft, and what was set aside of it."""
-
-    draft: Draft
-    discarded: Mapping[str, Any]  # section.field -> value
-
-
-def sifted(draft: Draft) -> Sifted:
-    """The draft with the edits that can still be. Raises as `Draft.resolve`, but for what is wrong with an edit."""
-    gone = {key: draft.changes[key] for key in _refused(draft) if _is_gone(draft, key)}
-    kept = {key: value for key, value in draft.changes.items() if key not in gone}
-    return Sifted(draft=replace(draft, changes=kept) if gone else draft, discarded=gone)
-
-
-def current(caller: Caller, handle: str | None) -> Sifted:
-    """The draft of this handle as it can be now; what is set aside is so for good, and told once."""
+def current(caller: Caller, handle: str | None) -> tuple[Draft, Mapping[str, Any]]:
+    """The draft of this handle as it can be now, and edits that it can have no more (section.field -> value): they
+    are discarded for good."""
     draft = load_draft(caller, handle)
-    found = sifted(draft)
-    if found.discarded:
+    kept, discarded = without_impossible_edits(draft)
+    if discarded:
         with editing(caller, handle) as now:
-            if now == draft:  # else somebody has edited it meanwhile, and has sifted it too
-                save_draft(found.draft)
-    return found
+            if now == draft:  # else somebody has edited it meanwhile, and has discarded them too
+                save_draft(kept)
+    return kept, discarded
 
 
-def _refused(draft: Draft) -> list[str]:
-    """Edits that are named in the refusal of the draft's settings."""
+def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
+    """The draft with the edits that can still be, and the others. Raises as `Draft.resolve`, but for what is wrong
+    with an edit."""
     if draft.environment is None or not draft.changes:
-        return []
+        return draft, {}
     try:
         draft.resolve()
+        return draft, {}
     except InvalidConfig as error:
-        named = {problem["field"] for problem in error.details.get("problems") or ()}
-        return [key for key in draft.changes if key in named]
-    return []
+        refused = {problem["field"] for problem in error.details.get("problems") or ()} & draft.changes.keys()
+    gone = {key: value for key, value in draft.changes.items() if key in refused and _is_gone(draft, key)}
+    return replace(draft, changes={k: v for k, v in draft.changes.items() if k not in gone}) if gone else draft, gone
 
 
 def _is_gone(draft: Draft, key: str) -> bool:
     try:
-        replace(draft, changes={key: draft.changes[key]}).resolve()
+        draft.resolve({key: draft.changes[key]})
     except (LockedField, UnknownField):
         return True
-    except InvalidConfig:
-        return False
+    except InvalidConfig:  # a value that can be no more is its maker's to change
+        pass
     return False
+
+
+HEADLINE = (
+    "inference.model",
+    "env.group_size",
+    "env.batch_size",
+    "trainer.total_steps",
+    "trainer.learning_rate",
+    "trainer.lora_rank",
+    "env.max_token_length",
+    "trainer.eval_every",
+)
+"""The settings that matter most."""
+
+
+def brief(resolved: Resolved) -> dict[str, Any]:
+    """The headline settings, what the environment says of the trainer's, and what was edited."""
+    values, sources = by_key(resolved.settings), resolved.sources
+    environments = [key for key in sources if _is_environments_default(key, sources)]
+    edited = [key for key, source in sources.items() if source == "edit" and key != ENVIRONMENT]
+    shown = dict.fromkeys([*HEADLINE, *environments, *edited])
+    return {short_name(key, resolved.settings.env): echoed(values[key]) for key in shown if key in values}
+
+
+def _is_environments_default(key: str, sources: Sources) -> bool:
+    """Whether it is a setting of the trainer whose value is the environment's default of it."""
+    return key.startswith("trainer.") and sources.get(key) == "config_init"
+
+
+def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
+    """What holds differently: name -> [before, after]."""
+    old, new = by_key(before.settings), by_key(after.settings)
+    names: Collection[str] = after.settings.env
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return {short_name(key, names): [echoed(old.get(key)), echoed(new.get(key))] for key in changed}
+
+
+def by_key(settings: Settings) -> dict[str, Any]:
+    """section.field -> value, as JSON."""
+    sections = settings.model_dump(mode="json")
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+
+
+_TYPES = {
+    "integer": "int",
+    "number": "float",
+    "string": "str",
+    "boolean": "bool",
+    "array": "list",
+    "object": "dict",
+    "null": "None",
+}
+_BOUNDS = {
+    "exclusiveMinimum": "> ",
+    "minimum": ">= ",
+    "exclusiveMaximum": "< ",
+    "maximum": "<= ",
+    "minLength": "length >= ",
+    "maxLength": "length <= ",
+    "minItems": "length >= ",
+    "maxItems": "length <= ",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a draft."""
+
+    key: str  # section.field
+    name: str  # the shortest that is clear; or the seeds' name
+    schema: Mapping[str, Any]  # JSON Schema of the field, references followed
+    default: Any
+    current: Any
+    is_edited: bool
+    is_environments_default: bool = False  # of the trainer's, where the environment says the value
+    is_required: bool = False
+    lock: Lock | None = None
+    same_as: str | None = None  # where this is the seeds' name for it
+
+    @property
+    def brief(self) -> dict[str, Any]:
+        """Name and value."""
+        return {"name": self.name, "current_value": self.current, **self._locked_value}
+
+    @property
+    def full(self) -> dict[str, Any]:
+        """All that is known (the seeds' keys first)."""
+        options = [self.schema, *self.schema.get("anyOf", ())]
+        types = dict.fromkeys(_TYPES.get(str(one["type"]), str(one["type"])) for one in options if "type" in one)
+        bounds = [f"{sign}{one[name]}" for one in options for name, sign in _BOUNDS.items() if name in one]
+        facts = {
+            "allowed": [
+                value for one in options for value in one.get("enum", [one["const"]] if "const" in one else ())
+            ],
+            "range": ", ".join(bounds),
+            "required": self.is_required,
+            "same_as": self.same_as,
+            "why": self.lock.why if self.lock else "",
+        }
+        return {
+            "name": self.name,
+            "type": " | ".join(types) or "any",
+            "default": self.default,
+            "description": self.schema.get("description", ""),
+            "current_value": self.current,
+            **self._locked_value,
+            "section": self.key.partition(".")[0],
+            **{name: fact for name, fact in facts.items() if fact},
+        }
+
+    @property
+    def _locked_value(self) -> dict[str, Any]:
+        return {"locked_value": self.lock.value} if self.lock else {}
+
+    @property
+    def is_headline(self) -> bool:
+        """Whether it belongs to the first that one wants to know."""
+        is_first = self.same_as is None and (self.key in HEADLINE or self.is_environments_default)
+        return is_first or self.is_edited or self.name == "wandb_name"
+
+
+def settings_of(resolved: Resolved) -> list[Setting]:
+    """Every setting of a draft: the environment's, then ours, then the seeds' names for ours."""
+    program, model = program_of(resolved.settings.run), resolved.settings.inference.model
+    described = describe(program, {})
+    fields, sources, ours = resolved.settings.env, resolved.sources, settings_schema()["$defs"]
+    theirs = described.schema or {"properties": {name: {} for name in fields}}
+    sections = {"env": theirs, **{section: ours[kind.__name__] for section, kind in SECTIONS.items()}}
+    schemas = {f"{section}.{name}": one for section, schema in sections.items() for name, one in followed(schema)}
+    name = resolved.settings.run.default_name("{run_id}")
+    values = _in_force(resolved.settings) | ({} if sources.get("run.name") == "edit" else {"run.name": name})
+    defaults = {
+        **{f"env.{name}": value for name, value in described.config.items()},
+        **_in_force(Settings()),
+        **{f"trainer.{name}": value for name, value in described.trainer.items()},
+        "run.name": name,
+    }
+    locks = locks_beside({**described.config, "tokenizer_name": model}, load_policy())
+    locks = {**locks, **({variant.key: variant} if (variant := variant_lock(program)) else {})}
+
+    def setting(key: str, name: str, same_as: str | None = None) -> Setting:
+        lock = locks.get(key)
+        return Setting(
+            key=key,
+            name=name,
+            schema=schemas[key],
+            default=defaults.get(key),
+            current=lock.value if lock else values.get(key),
+            is_edited=sources.get(key) == "edit" and same_as is None,
+            is_environments_default=_is_environments_default(key, sources),
+            is_required=key in {f"env.{name}" for name in theirs.get("required", ())},
+            lock=lock,
+            same_as=same_as,
+        )
+
+    return [
+        *(setting(key, short_name(key, fields)) for key in schemas if key != ENVIRONMENT and not _is_filled_in(key)),
+        *(setting(key, name, same_as=short_name(key, fields)) for name, key in ALIASES.items() if name in ENV_WIRING),
+    ]
+
+
+def _is_filled_in(key: str) -> bool:
+    """Whether a setting of the environment's is filled in from one of ours."""
+    section, _, name = key.partition(".")
+    return section == "env" and name in ENV_WIRING and not is_own_wiring(name)
+
+
+def _in_force(settings: Settings) -> dict[str, Any]:
+    """Every value; where a setting is left open, the variable's."""
+    run = settings.run
+    return {
+        **by_key(settings),
+        "env.use_wandb": "wandb" in settings.sinks,
+        "run.wandb_project": run.project,
+        "run.wandb_entity": run.wandb_entity or environ.wandb_entity(),
+    }
+
+
+def followed(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fields of an object's schema, with what they refer to in its place."""
+    known = schema.get("$defs", {})
+    for name, one in schema.get("properties", {}).items():
+        yield name, {**known.get(str(one.get("$ref", "")).rpartition("/")[2], {}), **one}

@@ -1,12 +1,12 @@
 """The tool that puts runs side by side: rl_compare_runs.
 
-It tells the settings in which they differ, and which run is the best by one metric, if that is more than chance.
+It shows the settings in which they differ, and which run is the best by one metric, if that is more than chance.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from halteres.agent.arguments import ShortNames, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.fitting import size_of
+from halteres.agent.fitting import nonempty, size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.config.settings import Settings
@@ -34,51 +34,18 @@ _NO_SETTING = (
 )
 """Fields that do not change what is learnt."""
 
-MOST_NAMES, FOR_NAMES = 8, 280
-"""How many fields are told by name alone where there is no room for their values; characters kept free for them."""
-
-
-def settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str, Any]:
-    """Field to run to value, as many as fit into so many characters of JSON; some others by name.
-
-    Where one run has a field and another has not (they are of different environments), the missing value is null.
-    """
-    flat = {run_id: _flat(settings) for run_id, settings in by_run.items()}
-    fields = dict.fromkeys(field for settings in flat.values() for field in settings)
-    differing = {field: {run_id: settings.get(field) for run_id, settings in flat.items()} for field in fields}
-    differing = {field: values for field, values in differing.items() if _num_values(values) > 1}
-    if size_of(differing) <= room:
-        return {"settings_that_differ": differing}
-    told: dict[str, dict[str, Any]] = {}
-    for field, values in differing.items():
-        if size_of({**told, field: values}) <= room - FOR_NAMES:
-            told[field] = values
-    more = [field for field in differing if field not in told]
-    beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
-    return {"settings_that_differ": told, "more_settings_that_differ": more[:MOST_NAMES] + beyond}
-
-
-def _num_values(values: Mapping[str, Any]) -> int:
-    return len({json.dumps(value, sort_keys=True) for value in values.values()})
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    """`section.field` to value: the trainer's first, they matter most."""
-    sections = settings.model_dump(mode="json")
-    return {
-        f"{section}.{name}": value
-        for section in ("trainer", "inference", "env", "run")
-        for name, value in sections[section].items()
-        if f"{section}.{name}" not in _NO_SETTING
-    }
-
-
+ROOM = 2350  # characters of JSON that an answer takes; of settings that do not fit there is the name alone
+MOST_NAMES, FOR_NAMES = 8, 280  # how many there are by name alone; characters kept free for them
 LAST_STEPS = 10
 """A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly noise."""
 
+MOST_METRICS = 4
+
+UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
+class ComparedRun:
     """One of the runs that are compared."""
 
     state: RunState
@@ -92,60 +59,6 @@ class Entrant:
             return None
         last = 1 if metric.startswith("eval/") else max(1, min(LAST_STEPS, len(points) // 5))
         return fmean(value for _, value in points[-last:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The best run, and how it stands to the one that comes closest."""
-
-    metric: str
-    best: Entrant
-    closest: Entrant
-    difference: Difference  # of the best to the closest, upwards
-    confidence: float  # of the interval
-    certain: bool  # it differs from every other, and all have ended
-
-
-def verdict(entrants: Sequence[Entrant], metric: str) -> Verdict | None:
-    """The best by this metric; None where fewer than two have it, or what they were trained for differs.
-
-    `certain` wants an interval without zero to every other run: paired by held-out task where both were asked the
-    same, else from the standard errors. The best was chosen among several, so the chance of error is divided by the
-    number of the others. Training metrics are never certain: every step has other tasks. Nor is it known what another
-    seed of the same settings would have given.
-    """
-    known = [entrant for entrant in entrants if entrant.value(metric) is not None]
-    if len(known) < 2 or len({entrant.state.environment for entrant in known}) > 1:
-        return None
-    ordered = sorted(known, key=lambda entrant: entrant.value(metric) or 0.0, reverse=not lower_is_better(metric))
-    best, *others = ordered
-    confidence = 1 - (1 - CONFIDENCE) / len(others)
-    found = [_difference(best, other, metric, confidence) for other in others]
-    return Verdict(
-        metric=metric,
-        best=best,
-        closest=others[0],
-        difference=found[0],
-        confidence=confidence,
-        certain=all(difference.certain for difference in found) and all(entrant.state.terminal for entrant in known),
-    )
-
-
-def _difference(best: Entrant, other: Entrant, metric: str, confidence: float) -> Difference:
-    ends = (other.outcome.evaluations, best.outcome.evaluations)
-    if metric.startswith("eval/") and all(ends):
-        found = differences(ends[0][-1], ends[1][-1], confidence).get(metric)
-        if found is not None:
-            return found
-    return Difference(delta=(best.value(metric) or 0.0) - (other.value(metric) or 0.0))
-
-
-ROOM = 2350
-"""Characters of JSON that an answer takes; settings that do not fit are told by name alone."""
-
-MOST_METRICS = 4
-
-UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
 
 
 class Comparison(Result):
@@ -177,140 +90,152 @@ def rl_compare_runs(
 
     Evaluations are compared task by task (95 % interval); training metrics are means of the last steps, 10 at most.
     """
-    entrants, missing = _found(run_ids)
-    choice = _choice(entrants, metrics)
+    runs, missing = _found(run_ids)
+    choice = _choice(runs, metrics)
     deciding = [name for name in choice.names if tells_better(name, asked=metrics or ())]
-    decided = next((found for name in deciding if (found := verdict(entrants, name))), None)
-    environments = sorted({entrant.state.environment for entrant in entrants})
-    notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(entrants, environments)]
-    picture = _picture(entrants, choice.names, notes) if plot else None
+    best, why = next((found for name in deciding if (found := _best(runs, name))), (runs[0], None))
+    environments = sorted({run.state.environment for run in runs})
+    notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]
+    picture = _picture(runs, choice.names, notes) if plot else None
+    going_on = next((run.state.run_id for run in runs if not run.state.terminal), None)
+    following = worded("rl_get_results", best.state.run_id)
+    if going_on:
+        following = worded("rl_check_status", going_on, wait_s=45, until="terminal")
     facts: dict[str, Any] = {
-        **({"environment": environments[0]} if len(environments) == 1 else {}),
-        "runs": [*(_row(entrant, choice.names, len(environments) > 1) for entrant in entrants), *missing],
-        "best": _best(decided) if decided else None,
+        **nonempty(environment=environments[0] if len(environments) == 1 else ""),
+        "runs": [*(_row(run, choice.names, len(environments) > 1) for run in runs), *missing],
+        "best": why,
         **({"plot": str(picture) if picture else None} if plot else {}),
-        **({"notes": notes} if notes else {}),
-        "next": _next(entrants, decided),
+        **nonempty(notes=notes),
+        "next": following,
     }
-    settings = {entrant.state.run_id: entrant.settings for entrant in entrants if entrant.settings}
-    answer = Comparison(**facts, **settings_that_differ(settings, ROOM - size_of(facts)))
+    settings = {run.state.run_id: run.settings for run in runs if run.settings}
+    answer = Comparison(**facts, **_settings_that_differ(settings, ROOM - size_of(facts)))
     return answer.showing(picture) if picture else answer
 
 
-def _found(run_ids: Sequence[str]) -> tuple[list[Entrant], list[dict[str, Any]]]:
-    """The runs, each once; those that are not there, told. Where none is there, that is the answer."""
+def _found(run_ids: Sequence[str]) -> tuple[list[ComparedRun], list[dict[str, Any]]]:
+    """The runs, each once; rows for those that are not there. Where none is there, that is the answer."""
     runs: dict[str, RunDirectory] = {}
     missing: list[tuple[str, RunNotFound]] = []
-    for asked in run_ids:
+    for run_id in run_ids:
         try:
-            run = chosen_run(asked)
+            run = chosen_run(run_id)
             runs[run.run_id] = run
         except RunNotFound as error:
-            missing.append((asked, error))
+            missing.append((run_id, error))
     if not runs:
         raise missing[0][1]
-    guesses = ("did_you_mean", "allowed")
-    return [_entrant(run) for run in runs.values()], [
-        {
-            "run_id": asked,
-            "error": f"{error.what} {error.why}",
-            **{name: error.details[name] for name in guesses if error.details.get(name)},
-        }
-        for asked, error in missing
-    ]
+    rows: list[dict[str, Any]] = []
+    for run_id, error in missing:
+        guesses = {name: error.details[name] for name in ("did_you_mean", "allowed") if error.details.get(name)}
+        rows.append({"run_id": run_id, "error": f"{error.what} {error.why}", **guesses})
+    return [_read(run) for run in runs.values()], rows
 
 
-def _entrant(run: RunDirectory) -> Entrant:
+def _read(run: RunDirectory) -> ComparedRun:
     state = run.state()
     try:
         settings = run.settings()
-    except RunUnreadable:  # half a directory, or another version's: its figures can still be told
+    except RunUnreadable:  # half a directory, or another version's: it has figures all the same
         settings = None
-    return Entrant(state=state, outcome=outcome_of(run, state), settings=settings)
+    return ComparedRun(state=state, outcome=outcome_of(run, state), settings=settings)
 
 
-def _choice(entrants: Sequence[Entrant], asked: Sequence[str] | None) -> Choice:
-    if not asked:
+def _choice(runs: Sequence[ComparedRun], metrics: Sequence[str] | None) -> Choice:
+    if not metrics:
         return Choice(names=(CORRECT, REWARD))
-    choice = choose(asked, {name for entrant in entrants for row in entrant.outcome.rows for name in row})
+    choice = choose(metrics, {name for run in runs for row in run.outcome.rows for name in row})
     beyond = choice.names[MOST_METRICS:]
     notes = [f"{MOST_METRICS} metrics are compared; left out: {', '.join(beyond)}"] if beyond else []
     return Choice(names=choice.names[:MOST_METRICS], notes=(*choice.notes, *notes))
 
 
-def _row(entrant: Entrant, names: Sequence[str], mixed: bool) -> dict[str, Any]:
-    state = entrant.state
-    named = {"name": state.own_name} if state.own_name else {}
-    short = {} if state.status == "completed" else {"total_steps": state.total_steps}
-    gains = entrant.outcome.gains
+def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[str, Any]] | None:
+    """The best by this metric, with how it stands to the one that comes closest; None where fewer than two have it, or
+    what they were trained for differs.
+
+    `certain` wants an interval without zero to every other run: paired by held-out task where both were asked the
+    same, else from the standard errors; and that all have ended. The best was chosen among several, so the chance of
+    error is divided by the number of the others. Training metrics are never certain: every step has other tasks. Nor
+    is it known what another seed of the same settings would have given.
+    """
+    known = [run for run in runs if run.value(metric) is not None]
+    if len(known) < 2 or len({run.state.environment for run in known}) > 1:
+        return None
+    best, *others = sorted(known, key=lambda run: run.value(metric) or 0.0, reverse=not lower_is_better(metric))
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
+    closest, *further = [_difference(best, other, metric, confidence) for other in others]
+    why = f"{closest.delta:+.4g} against" if closest.delta else "level with"
+    why += f" {others[0].state.run_id}"
+    if closest.interval:
+        low, high = closest.interval
+        tasks = f", paired over {closest.num_tasks} tasks" if closest.method == "paired" else ", unpaired"
+        why += f", {100 * confidence:.3g} % interval {low:+.3f} to {high:+.3f}{tasks}"
+    elif not metric.startswith("eval/"):
+        why += ", means of the last steps: no test, every step has other tasks"
+    if not closest.certain:
+        why += "; more held-out tasks, or other seeds, would tell"
+    certain = all(one.certain for one in (closest, *further)) and all(run.state.terminal for run in known)
+    return best, {"metric": metric, "run_id": best.state.run_id, "why": why, "certain": certain}
+
+
+def _difference(best: ComparedRun, other: ComparedRun, metric: str, confidence: float) -> Difference:
+    before, after = other.outcome.evaluations, best.outcome.evaluations
+    found = None
+    if metric.startswith("eval/") and before and after:
+        found = differences(before[-1], after[-1], confidence).get(metric)
+    return found or Difference(delta=(best.value(metric) or 0.0) - (other.value(metric) or 0.0))
+
+
+def _row(run: ComparedRun, names: Sequence[str], mixed: bool) -> dict[str, Any]:
+    state = run.state
     return {
         "run_id": state.run_id,
-        **named,
-        **({"environment": state.environment} if mixed else {}),
+        **nonempty(name=state.own_name, environment=state.environment if mixed else ""),
         "status": state.status,
         "step": state.step,
-        **short,
-        "minutes": round(entrant.outcome.cost.minutes, 2),
-        **{name: _figure(entrant, name, gains.get(name)) for name in names},
+        **({} if state.status == "completed" else {"total_steps": state.total_steps}),
+        "minutes": round(run.outcome.cost.minutes, 2),
+        **{name: _figure(run, name) for name in names},
     }
 
 
-def _figure(entrant: Entrant, name: str, gain: Difference | None) -> Any:
+def _figure(run: ComparedRun, name: str) -> Any:
     """A training metric is a number; an evaluation's is last, best where that was another step, gain, its interval."""
-    value = entrant.value(name)
+    value, gain = run.value(name), run.outcome.gains.get(name)
     if value is None or not name.startswith("eval/"):
         return rounded(value)
-    points = series(entrant.outcome.rows, name)
     choose_best = min if lower_is_better(name) else max
-    step, best = choose_best(reversed(points), key=lambda point: point[1])
-    told: dict[str, Any] = {"last": rounded(value)}
+    step, best = choose_best(reversed(series(run.outcome.rows, name)), key=lambda point: point[1])
+    figure: dict[str, Any] = {"last": rounded(value)}
     if best != value:
-        told |= {"best": rounded(best), "best_step": step}
+        figure |= {"best": rounded(best), "best_step": step}
     if gain:
         interval = [round(bound, 3) + 0.0 for bound in gain.interval] if gain.interval else None
-        told |= {"gain": rounded(gain.delta), "ci95": interval}
-    return told
+        figure |= {"gain": rounded(gain.delta), "ci95": interval}
+    return figure
 
 
-def _best(found: Verdict) -> dict[str, Any]:
-    closest, difference = found.closest, found.difference
-    by = f"{difference.delta:+.4g} against" if difference.delta else "level with"
-    ahead = f"{by} {closest.state.run_id}"
-    if found.difference.interval:
-        low, high = difference.interval or (0.0, 0.0)
-        tasks = f", paired over {difference.num_tasks} tasks" if difference.method == "paired" else ", unpaired"
-        ahead += f", {100 * found.confidence:.3g} % interval {low:+.3f} to {high:+.3f}{tasks}"
-    elif not found.metric.startswith("eval/"):
-        ahead += ", means of the last steps: no test, every step has other tasks"
-    doubt = "" if difference.certain else "; more held-out tasks, or other seeds, would tell"
-    return {
-        "metric": found.metric,
-        "run_id": found.best.state.run_id,
-        "why": ahead + doubt,
-        "certain": found.certain,
-    }
-
-
-def _doubts(entrants: Sequence[Entrant], environments: Sequence[str]) -> list[str]:
-    notes = [
-        f"{it.state.run_id} has no {what}"
-        for it in entrants
-        for what, there in (("evaluation", it.outcome.evaluations), ("readable settings", it.settings))
-        if not there
-    ]
-    notes += [f"{it.state.run_id} goes on; {_newest(it)}" for it in entrants if not it.state.terminal]
+def _doubts(runs: Sequence[ComparedRun], environments: Sequence[str]) -> Iterator[str]:
+    for run in runs:
+        if not run.outcome.evaluations:
+            yield f"{run.state.run_id} has no evaluation"
+        if not run.settings:
+            yield f"{run.state.run_id} has no readable settings"
+    for run in runs:
+        if not run.state.terminal:
+            found = run.outcome.evaluations
+            newest = f"its last evaluation is of step {found[-1].step}" if found else "it has not been evaluated"
+            yield f"{run.state.run_id} goes on; {newest}"
     if len(environments) > 1:
-        notes.append(f"environments differ ({', '.join(environments)}): which run is best cannot be said")
-    return notes
+        yield f"environments differ ({', '.join(environments)}): which run is best cannot be said"
 
 
-def _newest(entrant: Entrant) -> str:
-    found = entrant.outcome.evaluations
-    return f"its last evaluation is of step {found[-1].step}" if found else "it has not been evaluated"
-
-
-def _picture(entrants: Sequence[Entrant], names: Sequence[str], notes: list[str]) -> Path | None:
-    curves = {_label(entrant): entrant.outcome.rows for entrant in entrants if entrant.outcome.rows}
+def _picture(runs: Sequence[ComparedRun], names: Sequence[str], notes: list[str]) -> Path | None:
+    curves = {
+        f"{run.state.run_id} {run.state.own_name or ''}".strip(): run.outcome.rows for run in runs if run.outcome.rows
+    }
     drawn = [name for name in names if any(series(rows, name) for rows in curves.values())]
     if not drawn:
         return None
@@ -321,13 +246,35 @@ def _picture(entrants: Sequence[Entrant], names: Sequence[str], notes: list[str]
         return None
 
 
-def _label(entrant: Entrant) -> str:
-    state = entrant.state
-    return f"{state.run_id} {state.own_name}" if state.own_name else state.run_id
+def _settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str, Any]:
+    """Field to run to value, as many as fit into so many characters of JSON; some others by name.
+
+    Where one run has a field and another has not (they are of different environments), the missing value is null.
+    """
+    flat = {run_id: _flat(settings) for run_id, settings in by_run.items()}
+    fields = dict.fromkeys(field for settings in flat.values() for field in settings)
+    differing: dict[str, dict[str, Any]] = {}
+    for field in fields:
+        values = {run_id: settings.get(field) for run_id, settings in flat.items()}
+        if len({json.dumps(value, sort_keys=True) for value in values.values()}) > 1:
+            differing[field] = values
+    if size_of(differing) <= room:
+        return {"settings_that_differ": differing}
+    shown: dict[str, dict[str, Any]] = {}
+    for field, values in differing.items():
+        if size_of({**shown, field: values}) <= room - FOR_NAMES:
+            shown[field] = values
+    more = [field for field in differing if field not in shown]
+    beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
+    return {"settings_that_differ": shown, "more_settings_that_differ": more[:MOST_NAMES] + beyond}
 
 
-def _next(entrants: Sequence[Entrant], decided: Verdict | None) -> str:
-    going_on = next((entrant.state.run_id for entrant in entrants if not entrant.state.terminal), None)
-    if going_on:
-        return worded("rl_check_status", going_on, wait_s=45, until="terminal")
-    return worded("rl_get_results", (decided.best if decided else entrants[0]).state.run_id)
+def _flat(settings: Settings) -> dict[str, Any]:
+    """`section.field` to value: the trainer's first, they matter most."""
+    sections = settings.model_dump(mode="json")
+    return {
+        f"{section}.{name}": value
+        for section in ("trainer", "inference", "env", "run")
+        for name, value in sections[section].items()
+        if f"{section}.{name}" not in _NO_SETTING
+    }

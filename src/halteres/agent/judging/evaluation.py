@@ -1,8 +1,8 @@
-"""The tool that measures weights on held-out tasks: rl_evaluate.
+"""The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for it:
+`python -m halteres.agent.judging.evaluation FOLDER --lock-fd N`.
 
-Owns: which weights a call means, the noun `Request`, the wait, the answer; that the same call again goes on waiting,
-and that there is one evaluation at a time.
-Never: evaluates (`evaluator` does, in a process of its own), writes into a run but for its service's journal.
+There is one evaluation at a time, and the same call again goes on waiting for it. Into a run nothing is written but its
+service's journal.
 """
 
 from __future__ import annotations
@@ -10,47 +10,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
+import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
+from halteres import process
 from halteres.agent.arguments import Draft, RunId, WaitSeconds, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.drafting.drafts import load_draft
+from halteres.agent.drafting.drafts import described, load_draft
+from halteres.agent.fitting import nonempty
 from halteres.agent.tool import Hints, Result, tool
-from halteres.agent.trial.folder import TestFolder, begin, tests_home
-from halteres.agent.trial.testing import until_ended
+from halteres.agent.trial import folder as folders
+from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.config import environ
-from halteres.config.program import describe, program_of
-from halteres.config.settings import ENV_WIRING
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
 from halteres.next_step import worded
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.directory import RunDirectory
 from halteres.runs.lock import locked
-from halteres.runs.measurement import Examination, examination
+from halteres.runs.measurement import WITHIN_S, Examination, examination, measure
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
-from halteres.runs.servers import service_arguments
+from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.starting.base_model import found_model
 
-MODULE = "halteres.agent.judging.evaluator"
+MODULE = "halteres.agent.judging.evaluation"
 
-MOST_FIGURES = 14
-"""That one answer tells; the folder's files have all."""
-
-_QUIET = ("eval/policy_version", "eval/num_failed")
-"""Figures that are told only where they say something: nothing failed, mostly."""
-
-START_WITHIN_S = 30.0
-"""How long a call waits while another one is starting an evaluation."""
-
-LOST = "The evaluation's process is gone (killed, or the machine was restarted)."
+MOST_FIGURES = 14  # that one answer has; the folder's files have all
+START_WITHIN_S = 30.0  # how long a call waits while another one is starting an evaluation
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +54,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     service: tuple[str, ...]  # arguments of a service of our own
     created_at: float  # unix seconds
     service_url: str | None = None  # of the service to ask instead, with TINKER_API_KEY: it alone has the model
-
-    @property
-    def run(self) -> RunDirectory | None:
-        """Whose weights, or whose base model; None: the draft's base model."""
-        return self.exam.run
-
-    def asks_the_same(self, other: Request) -> bool:
-        """Whether both ask for the same, whenever they did."""
-        return msgspec.structs.replace(self, created_at=0.0) == msgspec.structs.replace(other, created_at=0.0)
 
 
 class Evaluated(Result):
@@ -111,11 +94,16 @@ async def rl_evaluate(
     The run's own environment and settings hold. Answers how much better than the run's first evaluation they are.
     """
     ends_at = time.monotonic() + wait_s
-    if evaluation_id:
-        folder = await asyncio.to_thread(_find, evaluation_id)
-    else:
-        request = await asyncio.to_thread(_request, caller, run_id, weights, base, num_tasks, draft)
-        folder = await asyncio.to_thread(_under_way_or_started, request)
+
+    def folder_for() -> TestFolder:
+        if evaluation_id is None:
+            return _under_way_or_started(_request(caller, run_id, weights, base, num_tasks, draft))
+        if (found := folders.folder_of("e", evaluation_id)) is not None:
+            return found
+        what = f"There is no evaluation '{evaluation_id}'."
+        raise NotFound(what, "rl_evaluate's answers name them.", "rl_evaluate(run_id)")
+
+    folder = await asyncio.to_thread(folder_for)
     await until_ended(folder, ends_at)
     return Evaluated(**await asyncio.to_thread(_answer, folder))
 
@@ -128,41 +116,26 @@ def _request(
         raise UserError(
             "weights name what is evaluated: run_id and base say otherwise.", "", 'rl_evaluate(weights="tinker://...")'
         )
-    if base and not run_id:
-        return _of_draft(caller, num_tasks, draft)
-    found = weights_of(weights) if weights else None
-    run = found.run if found else chosen_run(run_id)
-    state = run.state()
-    if num_tasks and state.is_foreign:
-        raise InvalidConfig(
-            f"num_tasks cannot be set for {state.environment}.", "An environment of atroposlib's decides for itself."
-        )
-    model = run.settings().inference.model
-    found = found or (None if base else newest_weights(run))
+    service_url = None
+    if base and not run_id:  # the base model of a draft, on the draft's environment
+        settings, step = load_draft(caller, draft).resolve().settings, 0
+        service_url, model = found_model(settings.inference)
+        program, _, env = described(settings)
+        env = json.loads(json.dumps(env, default=str))
+        exam = Examination(program=program, env=env, base=model.name, tokenizer=model.tokenizer, policy=model.name)
+    else:
+        found = weights_of(weights) if weights else None
+        run = found.run if found else chosen_run(run_id)
+        state, settings = run.state(), run.settings()
+        if num_tasks and state.is_foreign:
+            what = f"num_tasks cannot be set for {state.environment}."
+            raise InvalidConfig(what, "An environment of atroposlib's decides for itself.")
+        found = found or (None if base else newest_weights(run))
+        step, model = found.step if found else 0, settings.inference.model
+        exam = examination(state.environment, run, model, found.path if found else model)
     return Request(
-        exam=examination(state.environment, run, model, found.path if found else model),
-        step=found.step if found else 0,
-        num_tasks=num_tasks,
-        service=service_arguments(run.settings().inference),
-        created_at=time.time(),
-    )
-
-
-def _of_draft(caller: Caller, num_tasks: int | None, draft: str | None) -> Request:
-    """The base model of a draft, on the draft's environment."""
-    settings = load_draft(caller, draft).resolve().settings
-    program, (service_url, model) = program_of(settings.run), found_model(settings.inference)
-    describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
-    filled_in = {"seed": settings.run.seed, "success_threshold": settings.run.success_threshold}
-    return Request(
-        exam=Examination(
-            program=program,
-            env=json.loads(json.dumps({**settings.env, **filled_in}, default=str)),
-            base=model.name,
-            tokenizer=model.tokenizer,
-            policy=model.name,
-        ),
-        step=0,
+        exam=exam,
+        step=step,
         num_tasks=num_tasks,
         service=service_arguments(settings.inference),
         service_url=service_url,
@@ -176,11 +149,13 @@ def _under_way_or_started(request: Request) -> TestFolder:
     Raises:
         Conflict: another one goes on: each may start a service with an engine, and one machine bears one of them.
     """
-    tests_home().mkdir(0o700, parents=True, exist_ok=True)
-    with locked(tests_home() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
-        under_way = [folder for folder in _all() if folder.phase() == "running"]
-        if same := next((folder for folder in under_way if _asks(folder, request)), None):
-            return same
+    folders.tests_home().mkdir(0o700, parents=True, exist_ok=True)
+    with locked(folders.tests_home() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
+        under_way = [folder for folder in folders.all_folders("e") if folder.phase() == "running"]
+        for folder in under_way:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
+                if msgspec.structs.replace(folder.request(Request), created_at=request.created_at) == request:
+                    return folder
         if under_way:
             other = under_way[0].test_id
             raise Conflict(
@@ -188,92 +163,81 @@ def _under_way_or_started(request: Request) -> TestFolder:
                 "One at a time is made: each may load a model. It ends by itself.",
                 worded("rl_evaluate", evaluation_id=other, wait_s=45),
             )
-        return _start(request)
-
-
-def _start(request: Request) -> TestFolder:
-    body = msgspec.to_builtins(request, enc_hook=str)
-    keys = (environ.API_KEY,) if request.service_url else ()
-    folder = begin("e", MODULE, lambda folder: folder.write("request.json", body), *keys)
-    return folder
-
-
-def request_in(folder: TestFolder) -> Request:
-    """What was asked of the evaluation in this folder."""
-    return msgspec.json.decode(
-        (folder.path / "request.json").read_bytes(), type=Request, dec_hook=lambda kind, value: kind(value)
-    )
-
-
-def _asks(folder: TestFolder, request: Request) -> bool:
-    with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
-        return request_in(folder).asks_the_same(request)
-    return False
-
-
-def _all() -> Iterator[TestFolder]:
-    return (TestFolder(file.parent) for file in tests_home().glob("e-*/request.json"))
-
-
-def _find(evaluation_id: str) -> TestFolder:
-    folder = TestFolder(tests_home() / evaluation_id)
-    if re.fullmatch(r"e-[0-9a-f]{8}", evaluation_id) and (folder.path / "request.json").is_file():
-        return folder
-    raise NotFound(
-        f"There is no evaluation '{evaluation_id}'.", "rl_evaluate's answers name them.", "rl_evaluate(run_id)"
-    )
+        keys = (environ.API_KEY,) if request.service_url else ()
+        return folders.begin("e", MODULE, request, *keys)
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
-    request, phase, result = request_in(folder), folder.phase(), folder.result() or {}
-    exam, run = request.exam, request.run
+    request = folder.request(Request)
+    exam, run = request.exam, request.exam.run
     body: dict[str, Any] = {
         "evaluation_id": folder.test_id,
-        "status": "failed" if phase == "lost" else phase,
         "environment": exam.program.name,
         "weights": exam.policy,
-        **({"run_id": run.run_id} if run else {}),
-        **({} if request.step is None else {"step": request.step}),
+        **nonempty(run_id=run.run_id if run else None, step=request.step),
     }
-    if phase == "running":
-        return {**body, "next": worded("rl_evaluate", evaluation_id=folder.test_id, wait_s=45)}
-    if phase != "done":
-        error = result.get("error", LOST)
-        log = folder.path / "tester.log"
-        return {**body, "error": error, "code": result.get("code", "process_exited"), "next": f"read {log}, mend it"}
-    figures = result["figures"]
+    if (answer := folders.unfinished(folder, "rl_evaluate", "evaluation's process")) is not None:
+        return {**body, **answer}
+    result = folder.result() or {}
+    figures: Mapping[str, Any] = result["figures"]
+    # How many failed is said only where some did, mostly none.
+    shown = [name for name in figures if name != "eval/policy_version" and (name != "eval/num_failed" or figures[name])]
+    num_tasks, available = request.num_tasks, figures.get("eval/num_tasks")
+    notes: list[str] = []
+    if num_tasks is not None and available is not None and available + figures.get("eval/num_failed", 0) < num_tasks:
+        notes = [f"{num_tasks} held-out tasks were asked for; the environment has {available:g}"]
     return {
         **body,
-        "figures": _brief(figures),
-        **_improvement(folder, request, figures),
+        "status": "done",
+        "figures": {name: rounded(figures[name]) for name in shown[:MOST_FIGURES]},
+        **nonempty(improvement=_improvement(folder, request, figures), notes=notes),
         "files": str(folder.path),
         "seconds": result["seconds"],
-        **_notes(request, figures),
         "next": worded("rl_get_results", run.run_id) if run else "rl_start_training(dry_run=true)",
     }
 
 
-def _brief(figures: Mapping[str, Any]) -> dict[str, Any]:
-    said = {name: value for name, value in figures.items() if name not in _QUIET or (name == _QUIET[1] and value)}
-    return {name: rounded(value) for name, value in list(said.items())[:MOST_FIGURES]}
-
-
 def _improvement(folder: TestFolder, request: Request, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Over the run's first evaluation, task by task where both asked the same."""
-    run = request.run
+    run = request.exam.run
     first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None) if run else None
     if run is None or first is None or first.step == request.step:
         return {}
-    samples = folder.path / "samples.jsonl"
-    numbers = {name: float(value) for name, value in figures.items()}
-    now = Evaluation(step=request.step or 0, figures=numbers, samples=samples, success_threshold=run.success_threshold)
+    now = Evaluation(
+        step=request.step or 0,
+        figures={name: float(value) for name, value in figures.items()},
+        samples=folder.path / "samples.jsonl",
+        success_threshold=run.success_threshold,
+    )
     gains = differences(first, now)
     names = [name for name in (CORRECT, GREEDY) if name in gains] or [name for name in (SCORE,) if name in gains]
-    return {"improvement": {"since_step": first.step, **{name: gains[name].facts for name in names}}} if names else {}
+    return {"since_step": first.step, **{name: gains[name].facts for name in names}} if names else {}
 
 
-def _notes(request: Request, figures: Mapping[str, Any]) -> dict[str, Any]:
-    asked, had = request.num_tasks, figures.get("eval/num_tasks")
-    if asked is None or had is None or had + figures.get("eval/num_failed", 0) >= asked:
-        return {}
-    return {"notes": [f"{asked} held-out tasks were asked for; the environment has {had:g}"]}
+def main() -> int:
+    """Evaluate, and write the result. Exit code 0, or 1 where it failed."""
+    folder = folders.own_folder()
+    process.begin("evaluator")
+    # Should nothing else have ended it; its children end with it.
+    signal.alarm(int(FREE_WITHIN_S + READY_WITHIN_S + WITHIN_S) + 60)
+    began = time.monotonic()
+
+    def work() -> dict[str, Any]:
+        figures = _measured(folder, folder.request(Request))
+        return {"figures": figures, "seconds": round(time.monotonic() - began, 1)}
+
+    return folders.leave_result(folder, "The evaluation", work)
+
+
+def _measured(folder: TestFolder, request: Request) -> dict[str, Any]:
+    """By the service that was named, by the run's own where it is alive, or by one for this alone."""
+    exam, settings = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
+    if request.service_url:
+        return measure(exam, Server(url=request.service_url, key=environ.api_key()), settings, folder.path)
+    log = None if exam.run else folder.path / "service.log"
+    with served(exam.base, exam.run, arguments=request.service, log=log) as service:
+        return measure(exam, service, settings, folder.path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,16 +1,15 @@
-"""The tool that tells what a run has come to: rl_get_results; its history in a few rows."""
+"""The tool that says what a run has come to: rl_get_results; its history in a few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from halteres.agent.arguments import RunId, ShortNames, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.fitting import clipped, shortened
+from halteres.agent.fitting import clipped, nonempty, shortened
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import (
     CORRECT,
@@ -24,15 +23,7 @@ from halteres.agent.watching.headline import (
     headline,
     rounded,
 )
-from halteres.agent.watching.look import (
-    Look,
-    error_of,
-    further,
-    look_at,
-    next_after,
-    sink_facts,
-    wandb_names,
-)
+from halteres.agent.watching.look import Look, error_of, further, look_at, next_after, sink_facts, wandb_names
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.errors import HalteresError
 from halteres.next_step import worded
@@ -42,59 +33,15 @@ from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.outcome import Outcome, Weights, outcome_of, picture_of
 from halteres.runs.state import RunState
 
-MOST_FIGURES = 180
-"""More would crowd out everything else that the reader keeps in mind."""
-
-
-def history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dict[str, Any]]:
-    """At most `points` rows spread evenly over the run, the first and the last among them; of each stretch between the
-    one that tells most of these metrics: evaluations are few, and would else be missed."""
-    telling = [row for row in rows if _num_told(row, names)]
-    points = max(2, min(points, MOST_FIGURES // max(1, len(names))))
-    chosen = telling if len(telling) <= points else list(_spread(telling, names, points))
-    return [
-        {"step": row["step"], **{name: rounded(row[name]) for name in names if row.get(name) is not None}}
-        for row in chosen
-    ]
-
-
-def curves(rows: Sequence[Row]) -> list[str]:
-    """What a history tells where nothing was asked for."""
-    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
-        return ["accuracy", "eval_accuracy"]
-    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
-    return [REWARD, *([SUCCESS] if apart else []), CORRECT]
-
-
-def _spread(rows: Sequence[Row], names: Sequence[str], points: int) -> Iterator[Row]:
-    inner, stretches = rows[1:-1], points - 2
-    yield rows[0]
-    for index in range(stretches):
-        low, high = (round(edge * len(inner) / stretches) for edge in (index, index + 1))
-        centre = (low + high - 1) / 2
-        best = min(range(low, high), key=lambda at: (-_num_told(inner[at], names), abs(at - centre)))
-        yield inner[best]
-    yield rows[-1]
-
-
-def _num_told(row: Row, names: Sequence[str]) -> int:
-    return sum(row.get(name) is not None for name in names)
-
+MOST_FIGURES = 180  # of a history: more would crowd out everything else that the reader keeps in mind
+REMEDIES, MOST_FAILED, LAST_CHECKPOINTS = 2, 2, 4
+"""Alerts whose next call is in the answer too; evaluations without figures; checkpoints, which are counted beyond."""
 
 _GAINS = (CORRECT, GREEDY, SCORE)
-
-REMEDIES = 2
-"""Of how many alerts the next call is told too."""
-
-MOST_FAILED = 2
-"""Evaluations without figures that are told."""
 
 LOSS_MEANS = (
     f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; reward, eval/* tell progress"
 )
-
-LAST_CHECKPOINTS = 4
-"""Checkpoints that are listed; they are counted beyond that."""
 
 
 class Results(Result):
@@ -140,67 +87,105 @@ def rl_get_results(
     look = look_at(run)
     state = look.state
     outcome = outcome_of(run, state)
-    asked = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
-    notes = _notes(look, outcome, asked)
-    notes += [look.progress.no_evaluation] if look.progress.no_evaluation else []
-    picture = _picture(run, state, outcome, notes) if plot else None
-    facts: dict[str, Any] = {
-        **_seed_keys(look),
-        **_figures(outcome, asked),
-        "history": history(outcome.rows, asked.names if asked else curves(outcome.rows), points),
-        "weights": _weights(run, state, outcome.weights),
-        **_checkpoints(run),
-        **_without_figures(look),
-        **({"plot": str(picture) if picture else None} if plot else {}),
-        "cost": _cost(state, outcome),
-        "alerts": _alerts(look),
-        **({"notes": notes} if notes else {}),
-    }
-    answer = Results(**facts, next=_next(look, outcome))
+    choice = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
+    notes = _notes(look, outcome, choice)
+    picture, shown = None, dict[str, Any]()
+    if plot:
+        try:
+            picture = picture_of(run, state, outcome.rows)
+        except HalteresError as error:  # the figures are not lost for want of a picture
+            notes.append(error.sentence)
+        shown["plot"] = str(picture) if picture else None
+    failed = [*reversed(look.progress.eval_failed)][:MOST_FAILED]
+    checkpoints = run.checkpoints()
+    answer = Results(
+        run_id=run.run_id,
+        status=state.status,
+        environment=state.environment,
+        **wandb_names(state, look.given),
+        **sink_facts(run),
+        **_figures(outcome, choice),
+        history=_history(outcome.rows, choice.names if choice else _curves(outcome.rows), points),
+        weights=_weights(run, state, outcome.weights),
+        checkpoints=[{"name": row.get("name"), "step": row.get("step")} for row in checkpoints[-LAST_CHECKPOINTS:]],
+        **nonempty(
+            num_checkpoints=len(checkpoints) if len(checkpoints) > LAST_CHECKPOINTS else None,
+            eval_failed=[{"step": one.step, "why": clipped(one.why, WHY_LENGTH)} for one in failed],
+            notes=notes,
+        ),
+        **shown,
+        cost=_cost(state, outcome),
+        alerts=_alerts(look),
+        next=_next(look, outcome),
+    )
     return answer.showing(picture) if picture else answer
 
 
-def _without_figures(look: Look) -> dict[str, Any]:
-    """Evaluations that failed."""
-    newest = [*reversed(look.progress.eval_failed)][:MOST_FAILED]
-    told = [{"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} for failed in newest]
-    return {"eval_failed": told} if told else {}
+def _notes(look: Look, outcome: Outcome, choice: Choice | None) -> list[str]:
+    state, skipped = look.state, look.skipped
+    notes = [f"{state.code or state.status}: {shortened(error_of(look), 300)}"] if state.error else []
+    notes += choice.notes if choice else ()
+    notes += [look.hardly_moved] if look.hardly_moved else []
+    if skipped:
+        notes.append(
+            f"{skipped['skipped_steps']} of {look.step} steps moved no weight (all scores of each group equal): the "
+            f"policy version is {skipped['policy_version']}"
+        )
+    if LOSS in (choice.names if choice else outcome.final):
+        notes.append(LOSS_MEANS)
+    if outcome.baseline and outcome.baseline.step > 0:
+        notes.append(f"the first evaluation is of step {outcome.baseline.step}, not of the untrained model")
+    if len(outcome.evaluations) == 1:
+        notes.append("one evaluation so far: nothing to compare it with")
+    if any(gain.method == "unpaired" for gain in outcome.gains.values()):
+        notes.append("unpaired: no samples of the same tasks in both evaluations; the interval is wider than need be")
+    return [*notes, look.progress.no_evaluation] if look.progress.no_evaluation else notes
 
 
-def _picture(run: RunDirectory, state: RunState, outcome: Outcome, notes: list[str]) -> Path | None:
-    try:
-        return picture_of(run, state, outcome.rows)
-    except HalteresError as error:  # the figures are not lost for want of a picture
-        notes.append(error.sentence)
-        return None
-
-
-def _seed_keys(look: Look) -> dict[str, Any]:
-    run, state = look.run, look.state
-    return {
-        "run_id": run.run_id,
-        "status": state.status,
-        "environment": state.environment,
-        **wandb_names(state, look.given),
-        **sink_facts(run),
-    }
-
-
-def _figures(outcome: Outcome, asked: Choice | None) -> dict[str, Any]:
-    """Final metrics, baseline and improvement; of the asked metrics, or of the headline."""
-    final, first, gains = outcome.final, outcome.baseline, outcome.gains
-    names = asked.names if asked else headline(final)
-    told = {name: gain for name, gain in gains.items() if name in (asked.names if asked else _GAINS) and name in names}
+def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
+    """Final metrics, baseline and improvement; of the chosen metrics, or of the headline."""
+    final, first = outcome.final, outcome.baseline
+    names = choice.names if choice else headline(final)
+    baseline = [name for name in names if first and name in first.figures and not name.endswith("_stderr")]
+    gains = {name: gain for name, gain in outcome.gains.items() if name in names and (choice or name in _GAINS)}
     return {
         "final_metrics": {name: rounded(final.get(name)) for name in names},
-        "baseline": _baseline(first.step, first.figures, names) if first else {},
-        "improvement": {name: gain.facts for name, gain in told.items()},
+        "baseline": {"step": first.step, **{name: rounded(first.figures[name]) for name in baseline}} if first else {},
+        "improvement": {name: gain.facts for name, gain in gains.items()},
     }
 
 
-def _baseline(step: int, figures: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
-    told = [name for name in names if name in figures and not name.endswith("_stderr")]
-    return {"step": step, **{name: rounded(figures[name]) for name in told}}
+def _curves(rows: Sequence[Row]) -> list[str]:
+    """What a history has where nothing was asked for."""
+    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+        return ["accuracy", "eval_accuracy"]
+    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
+    return [REWARD, *([SUCCESS] if apart else []), CORRECT]
+
+
+def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dict[str, Any]]:
+    """At most `points` rows spread evenly over the run, the first and the last among them; of each stretch between the
+    one that has most of these metrics: evaluations are few, and would else be missed."""
+
+    def num_metrics(row: Row) -> int:
+        return sum(row.get(name) is not None for name in names)
+
+    def spread(rows: Sequence[Row], points: int) -> Iterator[Row]:
+        inner, stretches = rows[1:-1], points - 2
+        yield rows[0]
+        for index in range(stretches):
+            low, high = (round(edge * len(inner) / stretches) for edge in (index, index + 1))
+            centre = (low + high - 1) / 2
+            yield inner[min(range(low, high), key=lambda at: (-num_metrics(inner[at]), abs(at - centre)))]
+        yield rows[-1]
+
+    rows = [row for row in rows if num_metrics(row)]
+    points = max(2, min(points, MOST_FIGURES // max(1, len(names))))
+    chosen = rows if len(rows) <= points else spread(rows, points)
+    return [
+        {"step": row["step"], **{name: rounded(row[name]) for name in names if row.get(name) is not None}}
+        for row in chosen
+    ]
 
 
 def _weights(run: RunDirectory, state: RunState, weights: Weights) -> dict[str, Any]:
@@ -210,61 +195,31 @@ def _weights(run: RunDirectory, state: RunState, weights: Weights) -> dict[str, 
     if not weights.sampler:
         return {}
     use = [f"halteres chat {run.run_id}"]
-    told = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None, "use": use}
+    facts = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None, "use": use}
     if weights.peft_dir:
-        told |= {"peft_dir": str(weights.peft_dir), "base": state.tokenizer}
+        facts |= {"peft_dir": str(weights.peft_dir), "base": state.tokenizer}
         use.append(vllm_command(state.tokenizer, weights.peft_dir, run.run_id))
-    return told
-
-
-def _checkpoints(run: RunDirectory) -> dict[str, Any]:
-    rows = run.checkpoints()
-    brief = [{"name": row.get("name"), "step": row.get("step")} for row in rows[-LAST_CHECKPOINTS:]]
-    return {"checkpoints": brief, **({"num_checkpoints": len(rows)} if len(rows) > len(brief) else {})}
+    return facts
 
 
 def _cost(state: RunState, outcome: Outcome) -> dict[str, Any]:
     """Hours are of the engine's device, where it is known which that is; a service of somebody else's is not ours."""
     minutes = outcome.cost.minutes
     device = str(state.processes.get("engine", {}).get("device") or "engine")
-    hours = {} if state.service_given else {f"{_unit(device)}_hours": rounded(minutes / 60)}
+    unit = "gpu" if device.startswith("cuda") else device
+    hours = {} if state.service_given else {f"{unit}_hours": rounded(minutes / 60)}
     return {"minutes": round(minutes, 2), **hours, "tokens": outcome.cost.tokens}
-
-
-def _unit(device: str) -> str:
-    return "gpu" if device.startswith("cuda") else device
 
 
 def _alerts(look: Look) -> list[dict[str, Any]]:
     """Newest first; of two the call that their remedy begins with, or goes on with once the run has ended."""
     made = ("rl_stop_training", "rl_get_results") if look.state.terminal else ()
-    told: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for alert in look.alerts:
         left = alert.remedy.after(*made)
-        remedy = {"remedy": left.first.call if left.first else str(left)} if len(told) < REMEDIES else {}
-        told.append({"rule": alert.rule, "step": alert.step, "times": alert.times, **remedy})
-    return told
-
-
-def _notes(look: Look, outcome: Outcome, asked: Choice | None) -> list[str]:
-    state, skipped = look.state, look.skipped
-    notes = [f"{state.code or state.status}: {shortened(error_of(look), 300)}"] if state.error else []
-    notes += asked.notes if asked else ()
-    notes += [look.hardly_moved] if look.hardly_moved else []
-    if skipped:
-        notes.append(
-            f"{skipped['skipped_steps']} of {look.step} steps moved no weight (all scores of each group equal): the "
-            f"policy version is {skipped['policy_version']}"
-        )
-    if LOSS in (asked.names if asked else outcome.final):
-        notes.append(LOSS_MEANS)
-    if outcome.baseline and outcome.baseline.step > 0:
-        notes.append(f"the first evaluation is of step {outcome.baseline.step}, not of the untrained model")
-    if len(outcome.evaluations) == 1:
-        notes.append("one evaluation so far: nothing to compare it with")
-    if any(gain.method == "unpaired" for gain in outcome.gains.values()):
-        notes.append("unpaired: no samples of the same tasks in both evaluations; the interval is wider than need be")
-    return notes
+        remedy = {"remedy": left.first.call if left.first else str(left)} if len(rows) < REMEDIES else {}
+        rows.append({"rule": alert.rule, "step": alert.step, "times": alert.times, **remedy})
+    return rows
 
 
 def _next(look: Look, outcome: Outcome) -> str:
@@ -277,13 +232,10 @@ def _next(look: Look, outcome: Outcome) -> str:
         return worded("rl_get_logs", run.run_id)
     if outcome.weights.reward_model:
         return worded("rl_evaluate_reward_model", model=run.run_id, data="HELD_OUT")
-    if rival := _rival(run, state):
+    # The newest other run of this environment that has trained and ended.
+    others = (entry for entry in roster(runs_home()) if entry.run_id != run.run_id and entry.ended)
+    alike = (it.run_id for it in others if it.facts.environment == state.environment and it.facts.step)
+    if rival := next(alike, None):
         return worded("rl_compare_runs", [run.run_id, rival])
     gain = outcome.gains.get(CORRECT)
     return worded("rl_get_rollouts", run.run_id, which="best" if gain and gain.certain and gain.delta > 0 else "worst")
-
-
-def _rival(run: RunDirectory, state: RunState) -> str | None:
-    """The newest other run of this environment that has trained and ended."""
-    others = (entry for entry in roster(runs_home()) if entry.run_id != run.run_id and entry.ended)
-    return next((it.run_id for it in others if it.facts.environment == state.environment and it.facts.step), None)

@@ -1,45 +1,188 @@
-"""The tools that use reward models: rl_list_reward_models, rl_evaluate_reward_model, rl_rank_completions.
+"""The tools on reward models: rl_list_reward_models, rl_train_reward_model, rl_evaluate_reward_model,
+rl_rank_completions; and the process that scores for the last two:
+`python -m halteres.agent.judging.reward_models FOLDER --lock-fd N`.
 
-Owns: which models there are; the wait for a measurement, in a process of its own (`reward_evaluator`): this one has no
-torch; that the same `evaluation_id` goes on waiting.
-Never: scores.
+The process of the tools has no torch, and scores nothing. A training is a run as any other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
-from halteres.agent.arguments import WaitSeconds
+from halteres import process
+from halteres.agent.arguments import WaitSeconds, chosen_run
 from halteres.agent.caller import Caller
+from halteres.agent.fitting import nonempty
 from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
-from halteres.agent.trial.folder import TestFolder, begin, tests_home
-from halteres.agent.trial.testing import until_ended
+from halteres.agent.trial import folder as folders
+from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.watching.headline import rounded
 from halteres.config import environ
-from halteres.errors import HalteresError, NotFound, UserError
-from halteres.models import stored_models
+from halteres.errors import HalteresError, NotFound, ServerError, UserError
+from halteres.models import TINY, stored_models
 from halteres.next_step import worded
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
-from halteres.runs.directory import list_runs
+from halteres.rewards.training_plan import Forecast, read_plan
+from halteres.runs.directory import RunDirectory, list_runs
+from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
+from halteres.runs.starting.start import run_of_key
 
-MODULE = "halteres.agent.judging.reward_evaluator"
+MODULE = "halteres.agent.judging.reward_models"
 
-MOST_LISTED, MOST_COMPLETIONS = 20, 64
+MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
 
-LOST = "The process that scores is gone (killed, or the machine was restarted)."
-
+WAIT_S = 45
+WITHIN_S = 3600  # how long scoring may take
 _METRICS = ("eval_accuracy", "accuracy", "eval_loss", "loss")
+_FORECAST = ("num_parameters", "learning_rate", "batch_size", "num_rows", "num_held_out", "total_steps", "memory_gb")
 
 Model = Annotated[str, Field(description="a reward model: its folder, a run that trained it, or a server's address")]
 EvaluationId = Annotated[str | None, Field(max_length=100, description="go on waiting for this one")]
+
+
+class RewardModels(Result):
+    """Reward models on this machine, the newest first."""
+
+    reward_models: list[dict[str, Any]]  # model, and what is known: run_id, base, rows, figures, calibrated
+    count: int
+
+
+@tool(title="List reward models", hints=READS)
+def rl_list_reward_models(caller: Caller) -> RewardModels:
+    """List the reward models on this machine: trained by runs, or put into the store."""
+    found = [_row(folder, run_id) for folder, run_id in _folders()]
+    path = found[0]["model"] if found else None
+    following = worded("rl_edit_config", "reward_model_path", path) if path else "rl_train_reward_model(dry_run=true)"
+    return RewardModels(reward_models=found[:MOST_LISTED], count=len(found), next=following)
+
+
+def _folders() -> list[tuple[ModelFolder, str | None]]:
+    """With the run that trained it, where one did."""
+    places: list[tuple[Path, str | None]] = [(run.path / RESULT, run.run_id) for run in list_runs()]
+    places += [(folder, None) for _, folder in stored_models(environ.home() / "models")]
+    found = list[tuple[ModelFolder, str | None]]()
+    for place, run_id in places:
+        try:
+            found.append((read_model_folder(place), run_id))
+        except HalteresError:  # a base model, or a training that has not ended
+            continue
+    return found
+
+
+def _row(folder: ModelFolder, run_id: str | None) -> dict[str, Any]:
+    facts = folder.facts
+    metrics = facts.get("metrics") or {}
+    return nonempty(
+        model=str(folder.path),
+        run_id=run_id,
+        base=folder.base,
+        figures={name: rounded(metrics[name]) for name in _METRICS if name in metrics},
+        num_rows=(facts.get("data") or {}).get("rows"),
+        calibrated=bool(facts.get("calibration")),
+    )
+
+
+class RewardTraining(Result):
+    """A reward training that was started, or rehearsed."""
+
+    run_id: str | None = None  # None: a dry run
+    status: str  # starting, rehearsed, or what the run of a repeated key is
+    base_model: str = ""
+    total_steps: int = 0
+    forecast: dict[str, Any] = {}  # rows, steps, learning rate, memory; rows that are too long
+    warnings: list[str] = []
+    resumed_from: str | None = None
+    message: str = ""
+
+
+@tool(title="Train a reward model", hints=Hints())
+def rl_train_reward_model(
+    caller: Caller,
+    data: Annotated[
+        str | None, Field(description="file of preferences: JSON lines with prompt, chosen, rejected, and maybe kind")
+    ] = None,
+    model: Annotated[str, Field(description="base model: a name or a folder")] = TINY,
+    eval_data: Annotated[str | None, Field(description="file of held-out preferences")] = None,
+    hold_out: Annotated[
+        float | None, Field(gt=0, lt=1, description="share of the prompts to hold out, without eval_data")
+    ] = None,
+    settings: Annotated[
+        dict[str, Any] | None,
+        Field(description='of TRL\'s RewardConfig: {"learning_rate": 1e-4, "num_train_epochs": 2, "lora": {"r": 16}}'),
+    ] = None,
+    dry_run: Annotated[bool, Field(description="only check the data, and forecast steps and memory")] = False,
+    name: Annotated[str | None, Field(description="readable name of the run", max_length=80)] = None,
+    resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
+    idempotency_key: Annotated[
+        str | None, Field(description="a repeated key answers with the first run", max_length=200)
+    ] = None,
+) -> RewardTraining:
+    """Train a reward model on preference pairs, as a run: watch it with rl_check_status, as any other.
+
+    Its model is then named in a draft's `rewards` or `reward_model_path` (rl_edit_config).
+    """
+    if not dry_run and (first := run_of_key(idempotency_key)) is not None:
+        return _training(first, message="This idempotency_key has started this run already; nothing new was started.")
+    if resume_from:
+        if data or eval_data or hold_out or settings:
+            raise UserError(
+                "resume_from goes on with the data and the settings of its run.",
+                "data, eval_data, hold_out and settings cannot be changed.",
+                f'rl_train_reward_model(resume_from="{resume_from}")',
+            )
+        start = plan_resumed_training(chosen_run(resume_from), name=name, idempotency_key=idempotency_key)
+    elif data is None:
+        raise UserError("data is needed.", "It names a file of preferences.", 'rl_train_reward_model(data="...")')
+    else:
+        given = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
+        fields = {key: value for key, value in given.items() if value is not None}
+        plan = read_plan(None, {**(settings or {}), **fields})
+        start = plan_reward_training(plan, name=name, idempotency_key=idempotency_key)
+    forecast, warnings = _forecast(start.forecast), [*start.forecast.warnings][:MOST_WARNINGS]
+    if not dry_run:
+        return _training(start_reward_training(start), forecast=forecast, warnings=warnings)
+    return RewardTraining(
+        status="rehearsed",
+        base_model=start.training.plan.model,
+        total_steps=start.total_steps,
+        forecast=forecast,
+        warnings=warnings,
+        next="the same call without dry_run",
+    )
+
+
+def _forecast(forecast: Forecast) -> dict[str, Any]:
+    fields: Mapping[str, Any] = asdict(forecast)
+    facts = {name: fields[name] for name in _FORECAST if fields[name] is not None}
+    if forecast.rows_too_long:
+        facts |= {"rows_too_long": forecast.rows_too_long, "tokens_lost": forecast.tokens_lost}
+    return facts
+
+
+def _training(run: RunDirectory, **more: Any) -> RewardTraining:
+    state = run.state()
+    if state.kind != "reward":
+        raise UserError(f"Run {run.run_id} trains no reward model.", "", worded("rl_check_status", run.run_id))
+    return RewardTraining(
+        run_id=run.run_id,
+        base_model=state.base_model,
+        total_steps=state.total_steps,
+        status="starting" if state.status == "pending" else state.status,
+        **nonempty(resumed_from=state.resumed_from),
+        **more,
+        next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="terminal"),
+    )
 
 
 class RewardRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +192,6 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True):
     data: str | None = None
     prompt: str | None = None
     completions: tuple[str, ...] = ()
-
-
-class RewardModels(Result):
-    """Reward models on this machine, the newest first."""
-
-    reward_models: list[dict[str, Any]]  # model, and what is known: run_id, base, rows, figures, calibrated
-    count: int
 
 
 class RewardEvaluated(Result):
@@ -81,15 +217,6 @@ class Ranked(Result):
     scores: list[float | None] = []  # as given; null: could not be scored
 
 
-@tool(title="List reward models", hints=READS)
-def rl_list_reward_models(caller: Caller) -> RewardModels:
-    """List the reward models on this machine: trained by runs, or put into the store."""
-    found = [_entry(folder, run_id) for folder, run_id in _folders()]
-    path = found[0]["model"] if found else None
-    follow = worded("rl_edit_config", "reward_model_path", path) if path else "rl_train_reward_model(dry_run=true)"
-    return RewardModels(reward_models=found[:MOST_LISTED], count=len(found), next=follow)
-
-
 @tool(title="Evaluate a reward model", hints=Hints())
 async def rl_evaluate_reward_model(
     caller: Caller,
@@ -99,17 +226,25 @@ async def rl_evaluate_reward_model(
     wait_s: WaitSeconds = 45,
 ) -> RewardEvaluated:
     """Measure how often a reward model prefers the better of two answers, overall and by kind, on held-out pairs."""
-    ends_at = time.monotonic() + wait_s
-    if evaluation_id is None:
+
+    def request() -> RewardRequest:
         if not model or not data:
             raise UserError("model and data are needed.", "", 'rl_evaluate_reward_model(model="...", data="...")')
         file = Path(data).expanduser()
-        place = str(file.absolute()) if file.exists() else data
-        folder = await asyncio.to_thread(_start, RewardRequest(model=_place(model), data=place))
-    else:
-        folder = _find(evaluation_id)
-    await until_ended(folder, ends_at)
-    return RewardEvaluated(**await asyncio.to_thread(_answer, folder, "rl_evaluate_reward_model", _figures))
+        return RewardRequest(model=_place(model), data=str(file.absolute()) if file.exists() else data)
+
+    answer, result = await _scored("rl_evaluate_reward_model", evaluation_id, wait_s, request)
+    if result is not None:
+        kinds = {kind: _pairs(of_kind) for kind, of_kind in result["by_kind"].items()}
+        answer |= {**_pairs(result["overall"]), "by_kind": kinds, "warnings": result["warnings"][:MOST_WARNINGS]}
+        answer["next"] = worded("rl_edit_config", "reward_model_path", answer["model"])
+    return RewardEvaluated(**answer)
+
+
+def _pairs(figures: Mapping[str, Any]) -> dict[str, Any]:
+    accuracy = figures["accuracy"]
+    interval = [rounded(accuracy["low"]), rounded(accuracy["high"])]
+    return {"accuracy": rounded(accuracy["value"]), "interval": interval, "num_pairs": accuracy["count"]}
 
 
 @tool(title="Rank completions", hints=Hints(), arguments=LongArguments)
@@ -122,44 +257,18 @@ async def rl_rank_completions(
     wait_s: WaitSeconds = 45,
 ) -> Ranked:
     """Order answers to one prompt by a reward model, the best first."""
-    ends_at = time.monotonic() + wait_s
-    if evaluation_id is None:
+
+    def request() -> RewardRequest:
         if not model or not completions or len(completions) < 2:
             raise UserError("model and two completions are needed.", "", "rl_list_reward_models()")
-        request = RewardRequest(model=_place(model), prompt=prompt, completions=tuple(completions))
-        folder = await asyncio.to_thread(_start, request)
-    else:
-        folder = _find(evaluation_id)
-    await until_ended(folder, ends_at)
-    return Ranked(**await asyncio.to_thread(_answer, folder, "rl_rank_completions", _ranking))
+        return RewardRequest(model=_place(model), prompt=prompt, completions=tuple(completions))
 
-
-def request_in(folder: TestFolder) -> RewardRequest:
-    """What was asked in this folder."""
-    return msgspec.json.decode((folder.path / "request.json").read_bytes(), type=RewardRequest)
-
-
-def _folders() -> list[tuple[ModelFolder, str | None]]:
-    """With the run that trained it, where one did."""
-    places = [(run.path / RESULT, run.run_id) for run in list_runs() if (run.path / RESULT).is_dir()]
-    places += [(folder, None) for _, folder in stored_models(environ.home() / "models")]
-    found = list[tuple[ModelFolder, str | None]]()
-    for place, run_id in places:
-        try:
-            found.append((read_model_folder(place), run_id))
-        except HalteresError:  # a base model, or a training that has not ended
-            continue
-    return found
-
-
-def _entry(folder: ModelFolder, run_id: str | None) -> dict[str, Any]:
-    facts = folder.facts
-    metrics = facts.get("metrics") or {}
-    entry: dict[str, Any] = {"model": str(folder.path), "run_id": run_id, "base": folder.base}
-    entry["figures"] = {name: rounded(metrics[name]) for name in _METRICS if name in metrics}
-    entry["num_rows"] = (facts.get("data") or {}).get("rows")
-    entry["calibrated"] = bool(facts.get("calibration"))
-    return {name: value for name, value in entry.items() if value not in (None, {})}
+    answer, result = await _scored("rl_rank_completions", evaluation_id, wait_s, request)
+    if result is not None:
+        del answer["files"]
+        scores = [None if score is None else rounded(score) for score in result["scores"]]
+        answer |= {"order": result["order"], "scores": scores, "next": "rl_list_reward_models()"}
+    return Ranked(**answer)
 
 
 def _place(model: str) -> str:
@@ -170,46 +279,73 @@ def _place(model: str) -> str:
     return str(trained.get(model) or read_model_folder(model).path)
 
 
-def _start(request: RewardRequest) -> TestFolder:
-    keys = (environ.REWARD_KEY,) if "://" in request.model else ()
-    folder = begin("r", MODULE, lambda folder: folder.write("request.json", msgspec.to_builtins(request)), *keys)
-    return folder
+async def _scored(
+    name: str, evaluation_id: str | None, wait_s: float, make_request: Callable[[], RewardRequest]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The answer so far of a process that scores, started now or before, and its result once it is done."""
+    ends_at = time.monotonic() + wait_s
+
+    def folder_for() -> TestFolder:
+        if evaluation_id is None:
+            request = make_request()
+            keys = (environ.REWARD_KEY,) if "://" in request.model else ()
+            return folders.begin("r", MODULE, request, *keys)
+        if (found := folders.folder_of("r", evaluation_id)) is not None:
+            return found
+        what = f"There is no evaluation '{evaluation_id}'."
+        raise NotFound(what, "Answers name them.", "rl_list_reward_models()")
+
+    folder = await asyncio.to_thread(folder_for)
+    await until_ended(folder, ends_at)
+
+    def answer() -> tuple[dict[str, Any], dict[str, Any] | None]:
+        body = {"evaluation_id": folder.test_id, "model": folder.request(RewardRequest).model}
+        so_far = folders.unfinished(folder, name, "process that scores")
+        if so_far is not None:
+            return {**body, **so_far}, None
+        return {**body, "status": "done", "files": str(folder.path)}, folder.result()
+
+    return await asyncio.to_thread(answer)
 
 
-def _find(evaluation_id: str) -> TestFolder:
-    folder = TestFolder(tests_home() / evaluation_id)
-    if re.fullmatch(r"r-[0-9a-f]{8}", evaluation_id) and (folder.path / "request.json").is_file():
-        return folder
-    raise NotFound(f"There is no evaluation '{evaluation_id}'.", "Answers name them.", "rl_list_reward_models()")
+def main() -> int:
+    """Score, and write the result. Exit code 0, or 1 where it failed."""
+    folder = folders.own_folder()
+    environ.stay_offline()
+    process.begin("evaluator", torch=True, threads=environ.threads() or max(1, process.usable_cores() - 1))
+
+    def end_late(*_: object) -> None:
+        """Leave a result and end at once: the thread that computes cannot be interrupted."""
+        late = ServerError(
+            "Scoring took too long.", f"It had {WITHIN_S} s.", "Give it fewer texts, or a smaller model."
+        )
+        folder.write("result.json", {"status": "failed", "error": late.sentence, "code": late.code})
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, end_late)
+    signal.alarm(WITHIN_S)
+    return folders.leave_result(folder, "Scoring", lambda: asyncio.run(_score(folder.request(RewardRequest))))
 
 
-def _answer(
-    folder: TestFolder, name: str, figures_of: Callable[[TestFolder, Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    phase, result = folder.phase(), folder.result() or {}
-    body = {"evaluation_id": folder.test_id, "status": "failed" if phase == "lost" else phase}
-    body["model"] = request_in(folder).model
-    if phase == "running":
-        return {**body, "next": worded(name, evaluation_id=folder.test_id, wait_s=45)}
-    if phase != "done":
-        error, code = result.get("error", LOST), result.get("code", "process_exited")
-        return {**body, "error": error, "code": code, "next": f"read {folder.path / 'tester.log'}, mend it"}
-    return {**body, **figures_of(folder, result)}
+async def _score(request: RewardRequest) -> dict[str, Any]:
+    from halteres.rewards import report
+    from halteres.rewards.evaluation import evaluate
+    from halteres.rewards.model_folder import read_reward_file
+    from halteres.rewards.preferences import read_preferences
+    from halteres.rewards.scorer import comparable_units, open_scorer, score_once
+    from halteres.scores import Scorable, best_first
+
+    scorer = open_scorer(request.model, output=comparable_units(request.model))
+    if request.data is not None:
+        stored = read_reward_file(Path(request.model)) if Path(request.model).is_dir() else None
+        try:
+            return report.as_json(await evaluate(scorer, read_preferences(request.data), stored=stored, probe=False))
+        finally:
+            await scorer.close()
+    texts = [Scorable(prompt=request.prompt, completion=completion) for completion in request.completions]
+    values = [None if score is None else score.value for score in await score_once(scorer, texts)]
+    return {"order": best_first(values), "scores": values}
 
 
-def _figures(folder: TestFolder, result: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = {kind: _pairs(of_kind) for kind, of_kind in result["by_kind"].items()}
-    figures = {**_pairs(result["overall"]), "by_kind": kinds, "warnings": result["warnings"][:6]}
-    path = request_in(folder).model
-    return {**figures, "files": str(folder.path), "next": worded("rl_edit_config", "reward_model_path", path)}
-
-
-def _pairs(figures: Mapping[str, Any]) -> dict[str, Any]:
-    accuracy = figures["accuracy"]
-    interval = [rounded(accuracy["low"]), rounded(accuracy["high"])]
-    return {"accuracy": rounded(accuracy["value"]), "interval": interval, "num_pairs": accuracy["count"]}
-
-
-def _ranking(folder: TestFolder, result: Mapping[str, Any]) -> dict[str, Any]:
-    scores = [None if score is None else rounded(score) for score in result["scores"]]
-    return {"order": result["order"], "scores": scores, "next": "rl_list_reward_models()"}
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,23 +11,17 @@ from pydantic import Field
 
 from halteres.agent.arguments import RunId, chosen_run
 from halteres.agent.caller import Caller
-from halteres.agent.fitting import shortened, shortened_item, size_of
+from halteres.agent.fitting import nonempty, shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Result, tool
 from halteres.agent.watching.headline import rounded
-from halteres.agent.watching.look import Look, look_at, next_after
-from halteres.errors import HalteresError, NotReady, UserError
+from halteres.agent.watching.look import look_at, next_after
+from halteres.errors import NotReady, UserError
 from halteres.next_step import Remedy, worded
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, Turn, rollouts_of, steps_of
 
-ROOM = 5000
-"""Characters of JSON for all rollouts of an answer: the rest of it takes the rest of 1,500 tokens."""
-
-MOST_SCORES = 16
-"""Of a group; of a larger one only the figures are told."""
-
-MOST_TURNS = 8
-"""Of one rollout."""
+ROOM = 5000  # characters of JSON for all rollouts of an answer: the rest of it takes the rest of 1,500 tokens
+MOST_SCORES, MOST_TURNS = 16, 8  # of a group, of a larger one only figures are shown; of one rollout
 
 Which = Literal["best", "worst", "random"]
 
@@ -61,7 +55,7 @@ def rl_get_rollouts(
     """
     run = chosen_run(run_id)
     steps = steps_of(run)
-    found = _looked_up(run, step, steps)
+    found = _rollouts_of_step(run, step, steps)
     number = int(found.file.stem.removeprefix("step_"))
     chosen = _chosen(found.marks, which, n, Random(f"{run.run_id} {number}"))  # noqa: S311  a choice, not a secret
     given = Counter(mark.text for mark in found.marks)
@@ -71,18 +65,25 @@ def rl_get_rollouts(
         steps=[steps[0], steps[-1]],
         figures=_figures(found),
         rollouts=[
-            {**_told(rollout, ROOM // len(chosen)), **({"times": times} if (times := given[mark.text]) > 1 else {})}
+            {**_row(rollout, ROOM // len(chosen)), **({"times": times} if (times := given[mark.text]) > 1 else {})}
             for mark, rollout in zip(chosen, found.rollouts(chosen), strict=True)
         ],
         next=_next(run, number, which),
     )
 
 
-def _looked_up(run: RunDirectory, step: int | None, steps: Sequence[int]) -> StepOfRollouts:
-    """The step that was asked for, or the newest with rollouts."""
+def _rollouts_of_step(run: RunDirectory, step: int | None, steps: Sequence[int]) -> StepOfRollouts:
+    """Of the step that was asked for, or of the newest with rollouts."""
     if not steps:
-        raise _none_yet(run)
-    if step is not None and step not in steps:
+        state = run.state()
+        what, why = f"Run {run.run_id} has no rollouts.", f"It is {state.status}, at step {state.step}."
+        if state.terminal:
+            raise UserError(what, why, worded("rl_get_logs", run.run_id, role="env"))
+        raise NotReady(what, why, worded("rl_check_status", run.run_id, wait_s=45, until="step>=1"))
+    if step is None:
+        newest = (rollouts_of(run, number) for number in reversed(steps))
+        return next((found for found in newest if found.marks), rollouts_of(run, steps[-1]))
+    if step not in steps:
         near = min(steps, key=lambda there: abs(there - step))
         raise UserError(
             f"There are no rollouts of step {step}.",
@@ -91,18 +92,7 @@ def _looked_up(run: RunDirectory, step: int | None, steps: Sequence[int]) -> Ste
             steps=[steps[0], steps[-1]],
             nearest=near,
         )
-    if step is not None:
-        return rollouts_of(run, step)
-    newest = (rollouts_of(run, number) for number in reversed(steps))
-    return next((found for found in newest if found.marks), rollouts_of(run, steps[-1]))
-
-
-def _none_yet(run: RunDirectory) -> HalteresError:
-    state = run.state()
-    what, why = f"Run {run.run_id} has no rollouts.", f"It is {state.status}, at step {state.step}."
-    if state.terminal:
-        return UserError(what, why, worded("rl_get_logs", run.run_id, role="env"))
-    return NotReady(what, why, worded("rl_check_status", run.run_id, wait_s=45, until="step>=1"))
+    return rollouts_of(run, step)
 
 
 def _chosen(marks: Sequence[Mark], which: Which, n: int, random: Random) -> list[Mark]:
@@ -111,14 +101,10 @@ def _chosen(marks: Sequence[Mark], which: Which, n: int, random: Random) -> list
     if which == "random":
         return mixed[:n]
     different: dict[int, Mark] = {}
-    for mark in sorted(mixed, key=_score, reverse=which == "best"):
+    worst = float("-inf")  # what has no score is worse than any
+    for mark in sorted(mixed, key=lambda it: worst if it.score is None else it.score, reverse=which == "best"):
         different.setdefault(mark.text, mark)
     return list(different.values())[:n]
-
-
-def _score(mark: Mark) -> float:
-    """What is no number is worse than any."""
-    return float("-inf") if mark.score is None else mark.score
 
 
 def _figures(found: StepOfRollouts) -> dict[str, Any]:
@@ -140,14 +126,14 @@ def _figures(found: StepOfRollouts) -> dict[str, Any]:
     return figures if found.whole else {**figures, "note": "the step is too large; these are of its first groups"}
 
 
-def _told(rollout: Rollout, room: int) -> dict[str, Any]:
+def _row(rollout: Rollout, room: int) -> dict[str, Any]:
     """A rollout in at most so many characters of JSON."""
     item, prompt = shortened_item(rollout.item, room // 6), shortened(rollout.prompt, room // 4)
     facts = {
         "score": rounded(rollout.score),
         "tokens": rollout.tokens,
         "finish": rollout.finish,
-        **({"outcome": rollout.outcome} if rollout.outcome else {}),
+        **nonempty(outcome=rollout.outcome),
         "group_scores": _scores(rollout.group_scores),
         "item": item,
     }
@@ -159,17 +145,17 @@ def _told(rollout: Rollout, room: int) -> dict[str, Any]:
 
 def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
     """Each with what was observed after it; of many, the first and the last."""
-    missing = max(0, len(turns) - MOST_TURNS)
-    kept = [*turns[: MOST_TURNS // 2], *turns[len(turns) - MOST_TURNS // 2 :]] if missing else turns
+    half, missing = MOST_TURNS // 2, max(0, len(turns) - MOST_TURNS)
+    kept = [*turns[:half], *turns[len(turns) - half :]] if missing else turns
     each = max(0, room // len(kept) - size_of({"text": "", "observation": "", "reward": 0.1234})) // 2
-    told = [_turn(turn, each) for turn in kept]
-    return [*told[: MOST_TURNS // 2], {"left_out": missing}, *told[MOST_TURNS // 2 :]] if missing else told
-
-
-def _turn(turn: Turn, room: int) -> dict[str, Any]:
-    texts = {"text": turn.text, "observation": turn.observation}
-    told: dict[str, Any] = {name: shortened(text, room) for name, text in texts.items() if text}
-    return told if turn.reward is None else {**told, "reward": rounded(turn.reward)}
+    rows: list[dict[str, Any]] = [
+        {
+            **{name: shortened(text, each) for name in ("text", "observation") if (text := getattr(turn, name))},
+            **nonempty(reward=rounded(turn.reward)),
+        }
+        for turn in kept
+    ]
+    return [*rows[:half], {"left_out": missing}, *rows[half:]] if missing else rows
 
 
 def _scores(scores: Sequence[float | None]) -> Any:
@@ -188,13 +174,9 @@ def _next(run: RunDirectory, step: int, which: Which) -> str:
     worst_are_asked_for = any(call.args.get("which") == "worst" for call in (*remedy.steps, *remedy.later))
     if which == "worst" and not worst_are_asked_for:
         return worded("rl_get_rollouts", run.run_id, step=step, which="best")
-    return _after_reading(look, remedy) or next_after(look)
-
-
-def _after_reading(look: Look, remedy: Remedy) -> str:
-    """What is left of an alert's remedy, in its words: what to do depends on what was read."""
+    # What is left of an alert's remedy, in its words: what to do depends on what was read.
     if not look.state.terminal:
-        return str(remedy.after("rl_get_rollouts"))
+        return str(remedy.after("rl_get_rollouts")) or next_after(look)
     left = remedy.after("rl_stop_training", "rl_get_rollouts", "rl_get_results")
     resumes = any("resume_from" in call.args for call in (*left.steps, *left.later))
-    return str(left) if look.state.resumable or not resumes else ""
+    return (str(left) if look.state.resumable or not resumes else "") or next_after(look)

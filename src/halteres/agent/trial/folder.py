@@ -1,21 +1,21 @@
-"""The folder of one test: the interface between its tester and everybody who asks.
-
-Owns: where tests live, their ids, which file is whose, telling a lost tester from a living one; finding the newest test
-of an environment with a model (`TestOutcome`), and the open one of a request.
-Never: runs a test, writes more than a new folder; believes a test that is older than the environment's file, or that
-says little of training: of greedy, cut or few answers.
+"""The folder of one test or evaluation: the interface between the process that works in it and everybody who asks.
 
     request.json            what was asked
     <stem>.jsonl, .log      a model's groups, one line each, and what its environment said
     <stem>/                 config.yaml, rollouts/, ended.json (how it came to its end)
     odd_answers.json        what the scorer gives for answers that no model gave
-    lock                    held by the tester as long as it lives
+    lock                    held by the process as long as it lives
     result.json             the whole answer; written last
     collected               empty; there once somebody was given the whole answer
+
+Whoever reads a test believes none that is older than the environment's file, or that says little of training: of
+greedy, cut or few answers.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -27,29 +27,31 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from halteres.agent.trial.request import ADDRESS, KEY, LOCAL, Candidate, Request
+from halteres.agent.trial.request import ADDRESS, KEY, LOCAL, Request, TestedModel
 from halteres.config import environ
-from halteres.config.discovery import (
-    EnvironmentBroken,
-    EnvironmentFile,
-    EnvironmentNotFound,
-    find_environment,
-    split_name,
-)
-from halteres.errors import NotFound, ServerError, nearest
+from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment, split_name
+from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
+from halteres.next_step import worded
 from halteres.process import detach
+from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.runs import lock
+
+T = TypeVar("T")
 
 Phase = Literal["running", "done", "failed", "lost"]
 
 Kind = Literal["t", "e", "r"]
-"""A test of an environment; an evaluation, of a policy or of a reward model, whose folder is kept and read alike."""
+"""A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins with it."""
+
+LOOK_EVERY_S = 0.05
+
+OPEN_S = 600.0  # so long after its end a test whose answer nobody was given waits for the same call
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,48 +69,56 @@ class TestFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the tester."""
+        """Held by the process that works here."""
         return self.path / "lock"
-
-    def groups(self, candidate: Candidate) -> Path:
-        """Where a model's groups are written."""
-        return self.path / f"{candidate.stem}.jsonl"
-
-    def log(self, candidate: Candidate) -> Path:
-        """What a model's environment said."""
-        return self.path / f"{candidate.stem}.log"
-
-    def work(self, candidate: Candidate) -> Path:
-        """The environment's run directory in this test."""
-        return self.path / candidate.stem
-
-    def request(self) -> Request:
-        """What was asked."""
-        return msgspec.json.decode((self.path / "request.json").read_bytes(), type=Request)
-
-    def result(self) -> dict[str, Any] | None:
-        """The whole answer, once the test has ended."""
-        try:
-            return json.loads((self.path / "result.json").read_bytes())
-        except OSError:
-            return None
 
     @property
     def collected(self) -> Path:
         """There once somebody was given the whole answer."""
         return self.path / "collected"
 
+    def groups(self, model: TestedModel) -> Path:
+        """Where a model's groups are written."""
+        return self.path / f"{model.stem}.jsonl"
+
+    def log(self, model: TestedModel) -> Path:
+        """What a model's environment said."""
+        return self.path / f"{model.stem}.log"
+
+    def work(self, model: TestedModel) -> Path:
+        """The environment's run directory in this test."""
+        return self.path / model.stem
+
+    def request(self, kind: type[T]) -> T:
+        """What was asked."""
+        return msgspec.json.decode((self.path / "request.json").read_bytes(), type=kind, dec_hook=lambda of, it: of(it))
+
+    def result(self) -> dict[str, Any] | None:
+        """The whole answer, once there is one."""
+        try:
+            return json.loads((self.path / "result.json").read_bytes())
+        except OSError:
+            return None
+
+    @property
+    def finished_at(self) -> float:
+        """Unix s; 0 where there is no result."""
+        try:
+            return (self.path / "result.json").stat().st_mtime
+        except OSError:
+            return 0.0
+
     def phase(self) -> Phase:
-        """What the test is doing. One without a result whose tester is gone is lost."""
-        held = lock.held(self.lock)  # before the look at the result: a tester lets go after writing it
+        """What goes on here. Without a result, and with its process gone, it is lost."""
+        held = lock.held(self.lock)  # before the look at the result: a process lets go after writing it
         result = self.result()
         if result is not None:
             return result["status"]
         return "running" if held else "lost"
 
     def write(self, name: str, value: Any) -> None:
-        """Write one of the test's JSON files whole; its folder must exist."""
-        replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+        """Write one JSON file whole; its folder must exist."""
+        replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n")
 
 
 def tests_home() -> Path:
@@ -116,48 +126,35 @@ def tests_home() -> Path:
     return environ.home() / "tests"
 
 
-def new_folder(kind: Kind = "t") -> TestFolder:
-    """A fresh folder, with a lock that nobody holds yet."""
-    while True:
-        path = tests_home() / f"{kind}-{secrets.token_hex(4)}"
-        try:
-            path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
-            return TestFolder(path)
-        except FileExistsError:
-            continue
+def all_folders(kind: Kind = "t") -> Iterator[TestFolder]:
+    """Every one of this kind, in no order."""
+    return (TestFolder(file.parent) for file in tests_home().glob(f"{kind}-*/request.json"))
+
+
+def folder_of(kind: Kind, name: str) -> TestFolder | None:
+    """The folder of this name, where there is one of this kind."""
+    folder = TestFolder(tests_home() / name)
+    is_name = re.fullmatch(rf"{kind}-[0-9a-f]{{8}}", name)
+    return folder if is_name and (folder.path / "request.json").is_file() else None
 
 
 def find_test(test_id: str) -> TestFolder:
     """The test of this id. NotFound offers the nearest."""
-    path = tests_home() / test_id
-    if re.fullmatch(r"t-[0-9a-f]{8}", test_id) and (path / "request.json").is_file():
-        return TestFolder(path)
-    guess = nearest(test_id, [folder.test_id for folder in all_tests()])
+    if (folder := folder_of("t", test_id)) is not None:
+        return folder
+    guess = nearest(test_id, [folder.test_id for folder in all_folders()])
     hint = f"Did you mean {guess}?" if guess else "Tests are named by rl_test_inference's answer."
     again = f'rl_test_inference(test_id="{guess}")' if guess else "rl_test_inference()"
     raise NotFound(f"There is no test '{test_id}'.", hint, again, did_you_mean=guess)
 
 
-def all_tests() -> Iterator[TestFolder]:
-    """Every test of this machine, in no order."""
-    return (TestFolder(file.parent) for file in tests_home().glob("t-*/request.json"))
-
-
-def link_test(folder: TestFolder, request: Request) -> None:
-    """Make the links. What they lead to may not be there yet."""
-    hermes = environ.hermes_home()
-    for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
-        for one in request.candidates:
-            for file in (folder.groups(one), folder.log(one)):
-                _link(logs / "inference_tests" / file.name, file)
-
-
-def _link(link: Path, target: Path) -> None:
-    with contextlib.suppress(OSError):  # the folder is not ours to write
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(target)
+def new_folder(kind: Kind = "t") -> TestFolder:
+    """A fresh folder, with a lock that nobody holds yet."""
+    while True:
+        path = tests_home() / f"{kind}-{secrets.token_hex(4)}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
+            return TestFolder(path)
 
 
 def start(request: Request) -> TestFolder:
@@ -166,21 +163,32 @@ def start(request: Request) -> TestFolder:
     Raises:
         ServerError: it cannot be started; there is no folder.
     """
+    folder = begin("t", "halteres.agent.trial.tester", request, *keys_for(request))
+    hermes = environ.hermes_home()
+    for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+        for file in (file for one in request.models for file in (folder.groups(one), folder.log(one))):
+            link = logs / "inference_tests" / file.name
+            with contextlib.suppress(OSError):  # the folder is not ours to write
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(file)  # which may not be there yet
+    return folder
 
-    def prepare(folder: TestFolder) -> None:
-        folder.write("request.json", msgspec.structs.replace(request, test_id=folder.test_id))
-        link_test(folder, request)
 
-    return begin("t", "halteres.agent.trial", prepare, *keys_for(request))
+def keys_for(request: Request) -> list[str]:
+    """Names of the variables with the keys of those that its models and its judges are asked of."""
+    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.models) else []
+    service = [environ.API_KEY] if any(one.service_url for one in request.models) else []
+    return [*remote, *service, *secret_variables(request.env)]
 
 
-def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys: str) -> TestFolder:
-    """Start a detached process in a fresh folder that was prepared for it.
+def begin(kind: Kind, module: str, request: msgspec.Struct, *keys: str) -> TestFolder:
+    """Start a detached process in a fresh folder.
 
     Args:
         kind: of the folder.
         module: what the process runs: `python -m MODULE FOLDER --lock-fd N`.
-        prepare: writes what the process reads.
+        request: what it is asked to do.
         keys: variables named like secrets that it gets.
 
     Raises:
@@ -189,7 +197,7 @@ def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys:
     folder = held = None
     try:
         folder = new_folder(kind)
-        prepare(folder)
+        folder.write("request.json", request)
         held = lock.take(folder.lock)
         command = (sys.executable, "-m", module, str(folder.path), "--lock-fd", str(held))
         detach(command, folder.path, folder.path / "tester.log", environ.with_keys(*keys), held)
@@ -203,11 +211,53 @@ def begin(kind: Kind, module: str, prepare: Callable[[TestFolder], None], *keys:
             os.close(held)
 
 
-def keys_for(request: Request) -> list[str]:
-    """Names of the variables with the keys of those that its models and its judges are asked of."""
-    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.candidates) else []
-    service = [environ.API_KEY] if any(one.service_url for one in request.candidates) else []
-    return [*remote, *service, *secret_variables(request.env)]
+def own_folder() -> TestFolder:
+    """In the process that `begin` started: the folder that it works in, whose lock it holds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lock-fd", type=int, help="descriptor of the folder's lock, taken already")
+    options = parser.parse_args()
+    if options.lock_fd is None:
+        lock.take(options.folder / "lock")
+    return TestFolder(options.folder)
+
+
+def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any]]) -> int:
+    """Do the work, and write what it comes to, or how it failed, as result.json; the process's exit code."""
+    try:
+        with boundary(ServerError, what):
+            result = {"status": "done", **work()}
+    except HalteresError as error:
+        result = {"status": "failed", "error": error.sentence, "code": error.code}
+        sys.stderr.write(f"error: {Redactor.of_this_process().text(error.sentence)}\n")
+    folder.write("result.json", Redactor.of_this_process().json(result))
+    return 0 if result["status"] == "done" else 1
+
+
+async def until_ended(folder: TestFolder, ends_at: float) -> None:
+    """Wait until nothing goes on in this folder, or until this time (monotonic s)."""
+    while await asyncio.to_thread(folder.phase) == "running":
+        if (left := ends_at - time.monotonic()) <= 0:
+            return
+        await asyncio.sleep(min(LOOK_EVERY_S, left))
+
+
+def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | None:
+    """What an answer says of an evaluation that goes on, or has failed; None of one that is done.
+
+    Args:
+        folder: the evaluation's.
+        tool: that waits for it.
+        worker: who does the work, in words, should it be gone.
+    """
+    phase, result = folder.phase(), folder.result() or {}
+    if phase == "done":
+        return None
+    if phase == "running":
+        return {"status": phase, "next": worded(tool, evaluation_id=folder.test_id, wait_s=45)}
+    gone = f"The {worker} is gone (killed, or the machine was restarted)."
+    error, code = result.get("error", gone), result.get("code", "process_exited")
+    return {"status": "failed", "error": error, "code": code, "next": f"read {folder.path / 'tester.log'}, mend it"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +268,7 @@ class TestOutcome:
 
     test_id: str
     groups_with_variance: float | None  # share of groups
-    mean_score: float | None
     tokens_per_s: float | None
-    seconds: float  # of the environment's process
-    rollouts: int  # completions that were scored
     trainable: bool | None
     finished_at: float  # unix seconds
     output_file: Path  # its groups, a line each
@@ -231,7 +278,7 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
     """The newest finished test of this environment with this model that scored anything as training would.
 
     Args:
-        environment: its name, or its file: as a run's settings have it.
+        environment: its name, or its file: as a run's settings have it; of a family's file, one of the same variant.
         model: as a draft names it, or an endpoint's id.
         draft: handle; a test of this draft comes before those of others, which may have other settings.
     """
@@ -239,12 +286,31 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
         found = find_environment(environment)
     except (EnvironmentNotFound, EnvironmentBroken):
         return None
-    best_first = sorted(_alike(found), key=lambda test: (test[0].draft == draft, _finished_at(test[1])), reverse=True)
-    return next((told for _, folder in best_first for told in _outcomes(folder, model)), None)
+    variant = split_name(found.name)[1]
+    alike = [
+        (request.draft == draft, folder.finished_at, folder)
+        for folder, request in _requests()
+        if (str(request.program.path), split_name(request.program.name)[1]) == (found.file_path, variant)
+        and request.is_like_training
+    ]
+    best_first = sorted(alike, key=lambda test: test[:2], reverse=True)
+    return next((outcome for *_, folder in best_first for outcome in _outcomes(folder, model)), None)
 
 
-OPEN_S = 600.0
-"""So long after its end a test whose answer nobody was given waits for the same call."""
+def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
+    result = folder.result()
+    if result is None or _changed_since(Path(result["environment_file"]), folder.finished_at):
+        return
+    for one in result["models_tested"]:
+        if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
+            yield TestOutcome(
+                test_id=folder.test_id,
+                groups_with_variance=one["groups_with_variance"],
+                tokens_per_s=one.get("tokens_per_s"),
+                trainable=one["trainable"],
+                finished_at=folder.finished_at,
+                output_file=Path(one["output_file"]),
+            )
 
 
 def open_test(request: Request) -> TestFolder | None:
@@ -252,65 +318,26 @@ def open_test(request: Request) -> TestFolder | None:
 
     Clients that cannot pass a test_id ask again with the same arguments until the test has ended (seed 001).
     """
-    found = [
-        (other.created_at, folder)
-        for folder, other in _requests()
-        if other.asks_the_same(request) and _is_open(folder, other)
-    ]
-    return max(found, key=lambda one: one[0])[1] if found else None
-
-
-def _is_open(folder: TestFolder, request: Request) -> bool:
-    phase = folder.phase()
-    if phase == "lost" or folder.collected.exists() or _changed_since(request.environment_file, request.created_at):
-        return False
-    return phase == "running" or time.time() - _finished_at(folder) <= OPEN_S
+    newest_first = sorted(_requests(), key=lambda pair: pair[1].created_at, reverse=True)
+    for folder, other in newest_first:
+        is_changed = _changed_since(other.program.path, other.created_at)
+        if folder.collected.exists() or is_changed or not other.asks_the_same(request):
+            continue
+        phase = folder.phase()
+        if phase == "running" or (phase != "lost" and time.time() - folder.finished_at <= OPEN_S):
+            return folder
+    return None
 
 
 def _requests() -> Iterator[tuple[TestFolder, Request]]:
-    for folder in all_tests():
+    for folder in all_folders():
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
-            yield folder, folder.request()
+            yield folder, folder.request(Request)
 
 
-def _alike(found: EnvironmentFile) -> Iterator[tuple[Request, TestFolder]]:
-    """Tests of this environment that were like training; of a family's file, those of the same variant."""
-    environment = found.file_path, split_name(found.name)[1]
-    for folder, request in _requests():
-        same = (request.environment_file, split_name(request.environment)[1]) == environment
-        if same and request.is_like_training:
-            yield request, folder
-
-
-def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
-    result = folder.result()
-    if result is None or _changed_since(result["environment_file"], _finished_at(folder)):
-        return
-    for one in result["models_tested"]:
-        if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
-            yield TestOutcome(
-                test_id=result["test_id"],
-                groups_with_variance=one["groups_with_variance"],
-                mean_score=one["mean_score"],
-                tokens_per_s=one.get("tokens_per_s"),
-                seconds=one.get("seconds", 0.0),
-                rollouts=one["total_completions"],
-                trainable=one["trainable"],
-                finished_at=_finished_at(folder),
-                output_file=Path(one["output_file"]),
-            )
-
-
-def _changed_since(file: str, at: float) -> bool:
+def _changed_since(file: Path, at: float) -> bool:
     """Whether an environment's file has changed since (unix s), or is gone."""
     try:
-        return Path(file).stat().st_mtime > at
+        return file.stat().st_mtime > at
     except OSError:
         return True
-
-
-def _finished_at(folder: TestFolder) -> float:
-    try:
-        return (folder.path / "result.json").stat().st_mtime
-    except OSError:
-        return 0.0

@@ -1,27 +1,29 @@
 """The relay between a tested environment and its model: the only address that the environment knows.
 
-A port of the loopback with one secret path for each model. Requests are forwarded with bounded retries, for as many
-completions as were wanted, and counted (`Traffic`). An environment is told neither a key nor where its requests go.
+A port of the loopback with one secret path for each model. Requests, in OpenAI's form or sglang's /generate, are
+forwarded with bounded retries, for as many completions as were wanted, and counted (`Traffic`). An environment is
+given neither a key nor where its requests go.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
-from halteres.agent.trial import wire
-from halteres.agent.trial.outcome import Traffic
-from halteres.agent.trial.wire import Body
 from halteres.config.environ import LOOPBACK
 from halteres.redaction import Redactor
+
+Body = Mapping[str, Any]
 
 ATTEMPTS = 3
 RETRIED = frozenset((0, 408, 409, 429, 500, 502, 503, 504, 520, 522, 524, 529))  # 0: no answer at all
@@ -30,6 +32,9 @@ NOT_SO = (400, 422)  # the request is at fault; `n` above 1 is to some endpoints
 GIVEN_UP_AFTER = 2  # requests in a row, before any was answered
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0
 GIVEN_UP = 424  # of our own: clients repeat a 5xx or a 429, and it was repeated already
+LONGEST_ERROR = 300  # characters
+LARGEST_REQUEST = 64 * 1024 * 1024  # bytes
+PATHS = ("v1/chat/completions", "v1/completions", "generate")
 
 
 class Refusal(Exception):
@@ -40,9 +45,53 @@ class Refusal(Exception):
         super().__init__(why)
 
 
+class Traffic(msgspec.Struct, kw_only=True):
+    """Counts of one model, so far."""
+
+    requested: int = 0  # completions that the environment asked for
+    completions: int = 0  # that came
+    tokens: int = 0  # of them
+    truncated: int = 0  # cut off by the limit of tokens
+    last_error: str = ""
+    over: Literal["", "model", "budget"] = ""  # why nothing more is sent: the model fails for good, or enough was spent
+    in_flight: int = 0
+    busy_s: float = 0.0  # during which anything was in flight
+    busy_since: float = 0.0  # monotonic
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """One request of the environment's, inside."""
+        if self.in_flight == 0:
+            self.busy_since = time.monotonic()
+        self.in_flight += 1
+        try:
+            yield
+        except Refusal as refusal:
+            self.last_error = refusal.why
+            raise
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self.busy_s += time.monotonic() - self.busy_since
+
+    def count(self, answer: Any) -> None:
+        """Take in a model's answer."""
+        completions = _completions(answer)
+        self.completions += len(completions)
+        self.tokens += _num_tokens(answer)
+        for one in completions:
+            reason = _meta(one).get("finish_reason") or (one.get("finish_reason") if isinstance(one, Mapping) else None)
+            self.truncated += (reason.get("type") if isinstance(reason, Mapping) else reason) == "length"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all answers, over the time in which any was waited for."""
+        return self.tokens / self.busy_s if self.busy_s > 0 and self.tokens else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where one candidate's requests go, and what they may cost."""
+    """Where one model's requests go, and what they may cost."""
 
     base_url: str  # OpenAI's form; sglang's /generate lies beside /v1
     model: str
@@ -55,7 +104,7 @@ class Destination:
 
 
 class Upstream:
-    """One candidate's requests on their way to its model."""
+    """One environment's requests on their way to its model."""
 
     def __init__(self, to: Destination, session: aiohttp.ClientSession) -> None:
         self._to, self._session, self.traffic = to, session, Traffic()
@@ -73,54 +122,53 @@ class Upstream:
         Raises:
             Refusal: the budget is used up, or the model gave no answer.
         """
-        self.traffic.asked += wire.wanted(body)
+        self.traffic.requested += _num_asked(body)
         with self.traffic.under_way():
-            try:
-                if self.traffic.asked > self._to.budget:
-                    raise self._spent()
-                answer = await self._complete(path, self._mine(body))
-            except Refusal as refusal:
-                self.traffic.failed(refusal.status, refusal.why)
-                raise
-        self.traffic.answered(answer)
+            if self.traffic.requested > self._to.budget:
+                self._end(self.traffic.over or "budget")
+                raise Refusal(GIVEN_UP, f"It asked for more than {self._to.budget} completions.")
+            answer = await self._complete(path, self._limited(body))
+        self.traffic.count(answer)
         return answer
 
-    def _mine(self, body: Body) -> Body:
+    def _end(self, why: Literal["model", "budget"]) -> None:
+        self.traffic.over = why
+        self.over.set()
+
+    def _limited(self, body: Body) -> Body:
         """The request as this model gets it: its name, no streaming, the test's limits."""
         kept = {name: value for name, value in body.items() if name != "stream"} | {"model": self._to.model}
-        params = kept.get("sampling_params")
-        if isinstance(params, Mapping):
-            return {**kept, "sampling_params": {**params, **self._limits(params, "max_new_tokens")}}
-        limit = "max_completion_tokens" if "max_completion_tokens" in kept else "max_tokens"
-        return {**kept, **self._limits(kept, limit)}
-
-    def _limits(self, params: Body, limit: str) -> dict[str, Any]:
-        most, temperature = self._to.max_tokens, self._to.temperature
-        limited = {} if most is None else {limit: min(params.get(limit) or most, most)}
-        return limited if temperature is None else {**limited, "temperature": temperature}
+        params, limit = kept.get("sampling_params"), "max_new_tokens"
+        is_generate = isinstance(params, Mapping)
+        if not is_generate:
+            params, limit = kept, "max_completion_tokens" if "max_completion_tokens" in kept else "max_tokens"
+        limits: dict[str, Any] = {}
+        if self._to.max_tokens is not None:
+            limits[limit] = min(params.get(limit) or self._to.max_tokens, self._to.max_tokens)
+        if self._to.temperature is not None:
+            limits["temperature"] = self._to.temperature
+        return {**kept, "sampling_params": {**params, **limits}} if is_generate else {**kept, **limits}
 
     async def _complete(self, path: str, body: Body) -> Any:
         """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one by one."""
-        if path == "generate" or isinstance(body.get("prompt"), list) or wire.wanted(body) == 1:
+        number = _num_asked(body)
+        if path == "generate" or isinstance(body.get("prompt"), list) or number == 1:
             return await self._send(path, body)
-        answers = [] if self._takes_n is False else await self._at_once(path, body)
-        had = len(answers[0]["choices"]) if answers else 0
-        missing = range(had, wire.wanted(body))
+        answers: list[Any] = []
+        if self._takes_n is not False:
+            try:
+                answers = [await self._send(path, body)]
+            except Refusal as refusal:
+                if refusal.status not in NOT_SO or self._takes_n:
+                    raise
+        missing = range(len(answers[0]["choices"]) if answers else 0, number)
         self._takes_n = not missing
-        more = await asyncio.gather(*(self._send(path, wire.single(body, n)) for n in missing), return_exceptions=True)
+        asking = (self._send(path, _single(body, number)) for number in missing)
+        more = await asyncio.gather(*asking, return_exceptions=True)
         for one in more:
             if isinstance(one, BaseException):
                 raise one
-        return wire.joined([*answers, *more])
-
-    async def _at_once(self, path: str, body: Body) -> list[Any]:
-        """The answer with all choices, or some; none where the endpoint refuses `n`."""
-        try:
-            return [await self._send(path, body)]
-        except Refusal as refusal:
-            if refusal.status in NOT_SO and not self._takes_n:
-                return []
-            raise
+        return _joined([*answers, *more])
 
     async def _send(self, path: str, body: Body) -> Any:
         """One answer, after bounded retries."""
@@ -128,7 +176,6 @@ class Upstream:
             raise self._closed
         wait_s = FIRST_WAIT_S
         for attempt in range(ATTEMPTS):
-            self.traffic.retries += attempt > 0
             status, answer, asked_s = await self._once(path, body)
             if status == 200:
                 self._failed_in_a_row = 0
@@ -142,15 +189,18 @@ class Upstream:
 
     async def _once(self, path: str, body: Body) -> tuple[int, Any, float]:
         """Status, answer (or what went wrong), and the wait that was asked for in s."""
+        base = self._to.base_url.rstrip("/")
+        url = f"{base.removesuffix('/v1')}/generate" if path == "generate" else f"{base}/{path.removeprefix('v1/')}"
         limit = aiohttp.ClientTimeout(total=max(0.1, self._to.ends_at - time.monotonic()))
-        post = self._session.post
         try:
             async with (
                 self._slots,
-                post(self._url(path), json=body, headers=self._headers, timeout=limit, allow_redirects=False) as reply,
+                self._session.post(
+                    url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
+                ) as reply,
             ):
                 text = self._redactor.text((await reply.read()).decode(errors="replace"))
-                return *wire.read(path, reply.status, text), wire.seconds(reply.headers.get("Retry-After"))
+                return *_read(path, reply.status, text), _seconds(reply.headers.get("Retry-After"))
         except TimeoutError:
             return 0, "It gave no answer in time.", 0.0
         except aiohttp.ClientError as error:
@@ -158,56 +208,43 @@ class Upstream:
 
     def _given_up(self, status: int, why: Any) -> Refusal:
         self._failed_in_a_row += 1
-        told = f"{self._to.model}: the endpoint answered {status}. {why}" if status else f"{self._to.model}: {why}"
-        refusal = Refusal(status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, told)
+        what = f"{self._to.model}: the endpoint answered {status}. {why}" if status else f"{self._to.model}: {why}"
+        refusal = Refusal(status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, what)
         hopeless = self.traffic.completions == 0 and self._failed_in_a_row >= GIVEN_UP_AFTER
         if status in FOR_GOOD or (hopeless and status in RETRIED):
-            self._closed, self.traffic.over = refusal, "model"
-            self.over.set()
+            self._closed = refusal
+            self._end("model")
         return refusal
-
-    def _spent(self) -> Refusal:
-        self.traffic.over = self.traffic.over or "budget"
-        self.over.set()
-        return Refusal(GIVEN_UP, f"It asked for more than {self._to.budget} completions.")
-
-    def _url(self, path: str) -> str:
-        base = self._to.base_url.rstrip("/")
-        return f"{base.removesuffix('/v1')}/generate" if path == "generate" else f"{base}/{path.removeprefix('v1/')}"
-
-
-HOST = LOOPBACK[0]
-PATHS = ("v1/chat/completions", "v1/completions", "generate")
-LARGEST_REQUEST = 64 * 1024 * 1024  # bytes
 
 
 class Relay:
-    """Doors, each of which leads to one upstream."""
+    """Secret paths, each of which leads to one upstream."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session, self._doors, self.url = session, dict[str, Upstream](), ""
+        self._session, self._upstreams, self.url = session, dict[str, Upstream](), ""
 
     def open(self, to: Destination) -> tuple[str, Upstream]:
-        """A new door: its address, in OpenAI's form, and what it leads to."""
+        """A new path: its address, in OpenAI's form, and what it leads to."""
         name, upstream = secrets.token_urlsafe(16), Upstream(to, self._session)
-        self._doors[name] = upstream
+        self._upstreams[name] = upstream
         return f"{self.url}/{name}/v1", upstream
 
     async def handle(self, request: web.Request) -> web.Response:
         """Forward one request."""
-        upstream, path = self._doors.get(request.match_info["door"]), request.match_info["path"]
-        if upstream is None or path not in PATHS:
-            return _error(404, f"There is no {path} here.")
+        upstream, path = self._upstreams.get(request.match_info["name"]), request.match_info["path"]
         try:
+            if upstream is None or path not in PATHS:
+                raise Refusal(404, f"There is no {path} here.")
             body = await request.json()
             if not isinstance(body, dict):
                 raise ValueError
-        except ValueError:
-            return _error(400, "The body is no JSON object.")
-        try:
             return web.json_response(await upstream.ask(path, body))
-        except Refusal as refusal:
-            return _error(refusal.status, refusal.why)
+        except ValueError:
+            refusal = Refusal(400, "The body is no JSON object.")
+        except Refusal as error:
+            refusal = error
+        answer = {"error": {"message": refusal.why, "code": refusal.status}}
+        return web.json_response(answer, status=refusal.status)
 
 
 @asynccontextmanager
@@ -216,16 +253,76 @@ async def relaying() -> AsyncIterator[Relay]:
     async with aiohttp.ClientSession(trust_env=True, connector=aiohttp.TCPConnector(limit=0)) as session:
         relay = Relay(session)
         app = web.Application(client_max_size=LARGEST_REQUEST)
-        app.router.add_post("/{door}/{path:.+}", relay.handle)
+        app.router.add_post("/{name}/{path:.+}", relay.handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, HOST, 0).start()
-            relay.url = f"http://{HOST}:{runner.addresses[0][1]}"
+            await web.TCPSite(runner, LOOPBACK[0], 0).start()
+            relay.url = f"http://{LOOPBACK[0]}:{runner.addresses[0][1]}"
             yield relay
         finally:
             await runner.cleanup()
 
 
-def _error(status: int, why: str) -> web.Response:
-    return web.json_response({"error": {"message": why, "code": status}}, status=status)
+def _num_asked(body: Body) -> int:
+    """Completions that one request asks for."""
+    params, prompt = body.get("sampling_params") or body, body.get("prompt")
+    each = params.get("n") if isinstance(params, Mapping) else None
+    several = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return max(1, each if isinstance(each, int) else 1) * several
+
+
+def _single(body: Body, number: int) -> Body:
+    """The request for the choice of this number alone, with a seed of its own."""
+    seed = body.get("seed")
+    return {**body, "n": 1, **({"seed": seed + number} if isinstance(seed, int) else {})}
+
+
+def _joined(answers: list[Any]) -> Any:
+    """One answer with everybody's choices; their tokens are added up."""
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    numbered = [{**choice, "index": number} for number, choice in enumerate(choices)]
+    usage = {**(answers[0].get("usage") or {}), "completion_tokens": sum(map(_num_tokens, answers))}
+    return {**answers[0], "choices": numbered, "usage": usage}
+
+
+def _read(path: str, status: int, text: str) -> tuple[int, Any]:
+    """Status and content. Some endpoints send an error, or nothing usable, with status 200: that is a 502."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    has_choices = isinstance(choices, list) and bool(choices) and all(isinstance(one, dict) for one in choices)
+    if status == 200 and (isinstance(answer, list | dict) if path == "generate" else has_choices):
+        return 200, answer
+    error = answer.get("error") or answer.get("detail") if isinstance(answer, dict) else None
+    code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+    inside = code if isinstance(code, int) and 400 <= code < 600 else 502
+    return (status if status != 200 else inside), " ".join(str(message or text)[:LONGEST_ERROR].split())
+
+
+def _seconds(retry_after: str | None) -> float:
+    """A Retry-After header in s; 0 where there is none, or a date."""
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:
+        return 0.0
+
+
+def _completions(answer: Any) -> list[Any]:
+    if isinstance(answer, list):
+        return answer
+    choices = answer.get("choices")
+    return choices if isinstance(choices, list) else [answer]
+
+
+def _num_tokens(answer: Any) -> int:
+    """Of all completions of an answer, as far as it says so."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    counted = [*map(_meta, _completions(answer)), usage or {}]
+    return sum(one.get("completion_tokens") or 0 for one in counted)
+
+
+def _meta(completion: Any) -> Mapping[str, Any]:
+    return completion.get("meta_info") or {} if isinstance(completion, Mapping) else {}

@@ -1,4 +1,4 @@
-"""The answer to a test: what result.json holds, and what an unfinished test has so far.
+"""The answer to a test: what result.json holds, and what an unfinished test has so far, read from its files.
 
 The seeds' keys of the answer and ours; the verdict (can one train on this environment with this model, why, and what to
 do now); answers of models shown as samples; everything shortened to the budget of an answer, the verdict last.
@@ -7,21 +7,238 @@ do now); answers of models shown as samples; everything shortened to the budget 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from halteres.agent.fitting import shortened
+import msgspec
+
+from halteres.agent.fitting import nonempty, shortened
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.outcome import Group, Outcome, read_odd_answers, read_outcome
-from halteres.agent.trial.request import LOCAL, Request
-from halteres.agent.trial.scoring import odd_caveats
+from halteres.agent.trial.relay import Traffic
+from halteres.agent.trial.request import LOCAL, Request, TestedModel
+from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
+from halteres.rewards.checking import check_answers
 
-MUCH_TRUNCATED = 0.3
-MANY_FAILURES = 0.1
+DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
+"""What `process` records of a group that did not fail and was not kept all the same."""
+
+REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_truth", "gold", "label")
+"""What the right answer is called in an item; the first that is there."""
+
+ODD_ANSWERS = "odd_answers.json"  # what the scorer gives for odd answers: name -> score, or why there is none
+
+Fault = Literal["model", "environment", "test"]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """ended.json: how the test of one model ended. Without an error it went through."""
+
+    error: str = ""  # what, one sentence; the seeds' words
+    why: str = ""
+    fault: Fault | None = None
+    seconds: float = 0.0
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    stdout: str = ""  # its end, where something went wrong
+    stderr: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The scored answers to one task."""
+
+    scores: tuple[float, ...]
+    prompt: str = ""  # the last message before the answer, where there are messages
+    answers: tuple[str, ...] = ()  # one for each score, or none where they are not recorded
+    reference: str = ""  # the right answer, where the item has a field for it
+
+    @property
+    def varies(self) -> bool:
+        """Whether some answer is better than another: what a group teaches by."""
+        return len(set(self.scores)) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One model's groups, or its answers to free prompts, and how its test ended."""
+
+    model: TestedModel
+    request: Request
+    output_file: Path
+    log_file: Path
+    groups: tuple[Group, ...]
+    responses: tuple[Row, ...]  # to free prompts: prompt, completion, score, note
+    failures: tuple[Row, ...]  # code, why: attempts that were replaced, groups that were given up
+    ended: Ended | None  # None: it goes on
+
+    @cached_property
+    def scores(self) -> tuple[float, ...]:
+        """All that were given."""
+        if self.request.prompts:
+            return tuple(row["score"] for row in self.responses if isinstance(row.get("score"), int | float))
+        return tuple(score for group in self.groups for score in group.scores)
+
+    @property
+    def completions(self) -> int:
+        """Answers of groups that were kept, or to free prompts."""
+        return len(self.responses) if self.request.prompts else len(self.scores)
+
+    def num_correct(self, scores: Sequence[float]) -> int:
+        """How many of these count as success."""
+        return sum(score > self.request.success_above for score in scores)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of answers that count as success."""
+        return round(self.num_correct(self.scores) / len(self.scores), 3) if self.scores else 0
+
+    @property
+    def varied(self) -> float | None:
+        """The share of groups that teach something."""
+        return sum(group.varies for group in self.groups) / len(self.groups) if self.groups else None
+
+    @property
+    def truncated(self) -> float:
+        """The share of answers that were cut off; 0 where nobody knows."""
+        traffic = self.ended.traffic if self.ended else None
+        return traffic.truncated / traffic.completions if traffic and traffic.completions else 0.0
+
+    @property
+    def scorer_failures(self) -> tuple[Row, ...]:
+        """Attempts that the environment's own code failed at."""
+        return tuple(row for row in self.failures if row["code"] not in DROPPED | {"sampler_error", "group_failed"})
+
+    def facts(self) -> dict[str, Any]:
+        """The seeds' figures of one model, then ours; what went wrong only where something did."""
+        one, scores = self.model, self.scores
+        steps: list[dict[str, Any]] = [
+            {
+                "step": number,
+                "completions": len(group.scores),
+                "correct": self.num_correct(group.scores),
+                "scores": _plain(group.scores),
+            }
+            for number, group in enumerate(self.groups, 1)
+        ]
+        with_correct = sum(step["correct"] > 0 for step in steps)
+        facts: dict[str, Any] = {
+            "model": one.model,
+            "name": one.name,
+            "scale": one.scale,
+            "wandb_run": one.wandb_run,
+            "output_file": str(self.output_file),
+            "steps": steps,
+            "steps_tested": len(steps),
+            "total_completions": self.completions,
+            "correct_completions": self.num_correct(scores),
+            "accuracy": self.accuracy,
+            "steps_with_correct": with_correct,
+            "step_success_rate": round(with_correct / len(steps), 3) if steps else 0,
+        }
+        if self.completions:
+            failed, knows_truncated = len(self.scorer_failures), self.ended and self.ended.traffic.completions
+            facts |= {
+                "mean_score": round(sum(scores) / len(scores), 3) if scores else None,
+                "score_range": _plain([min(scores), max(scores)]) if scores else None,
+                "groups_with_variance": None if self.varied is None else round(self.varied, 3),
+                "truncated": round(self.truncated, 3) if knows_truncated else None,
+                "parse_failures": round(failed / (self.completions + failed), 3),
+            }
+        codes = Counter(row["code"] for row in self.failures)
+        if codes:
+            facts["failures"] = dict(codes)
+        if dropped := sum(codes[name] for name in DROPPED):
+            facts["groups_dropped"] = dropped
+        if (ended := self.ended) is not None:
+            speed = ended.traffic.tokens_per_s
+            facts["seconds"] = round(ended.seconds, 1)
+            facts["tokens_per_s"] = None if speed is None else float(f"{speed:.3g}")
+            if ended.error:
+                facts |= {"error": ended.error, "why": ended.why, "log_file": str(self.log_file)}
+                facts |= {"stderr": ended.stderr, "stdout": ended.stdout}
+        return facts
+
+
+def _plain(scores: Sequence[float]) -> list[float]:
+    """Whole numbers without a point, others with four significant digits."""
+    return [int(score) if score == int(score) else float(f"{score:.4g}") for score in scores]
+
+
+def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Outcome:
+    """What a model's files say now."""
+    work, output = folder.work(model), folder.groups(model)
+    rows = [row for file in sorted(work.glob("rollouts/*.jsonl")) for row in read_rows(file)]
+    try:
+        ended = msgspec.json.decode((work / "ended.json").read_bytes(), type=Ended)
+    except OSError:
+        ended = None
+    return Outcome(
+        model=model,
+        request=request,
+        output_file=output,
+        log_file=folder.log(model),
+        groups=() if request.prompts else tuple(_groups(output, [row for row in rows if row["completions"]])),
+        responses=tuple(read_rows(output)) if request.prompts else (),
+        failures=tuple(failure for row in rows for failure in row["failures"]),
+        ended=ended,
+    )
+
+
+class _Line(msgspec.Struct):
+    """A line of the groups' file; its tokens are not read."""
+
+    scores: list[float]
+    messages: list[Any] | None = None
+    episodes: list[int] | None = None  # of each sequence, where rollouts have several turns
+
+
+def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
+    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
+    lines = output.read_bytes().split(b"\n") if output.exists() else []
+    for number, text in enumerate(line for line in lines if line):
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue
+        yield _group(line, rollouts[number] if number < len(rollouts) else {})
+
+
+def _group(line: _Line, row: Row) -> Group:
+    scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
+    prompt, answers = row.get("prompt", ""), [_conversation(one) for one in row.get("completions", ())]
+    if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
+        scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
+    elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+        prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
+    answers = answers if len(answers) == len(scores) else []
+    return Group(scores=scores, prompt=prompt, answers=tuple(answers), reference=reference)
+
+
+def _conversation(completion: Row) -> str:
+    turns = completion.get("turns") or [completion]
+    return "\n\n".join(text for turn in turns for text in (turn["text"], turn.get("observation")) if text)
+
+
+def reference_of(item: Any) -> str:
+    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else nothing."""
+    fields = fields_of(item)
+    return next((str(fields[name]) for name in REFERENCES if fields.get(name) not in (None, "")), "")
+
+
+def fields_of(item: Any) -> Mapping[str, Any]:
+    """The fields of a task that is a dataclass or a mapping."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    return item if isinstance(item, Mapping) else {}
+
+
+MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
 
 LONGEST_WHY = 300  # characters of what an environment's code said
 
@@ -35,204 +252,176 @@ SETTINGS = 'rl_get_current_config(detail="full")'
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One judgement."""
+    """Whether one can train on what a model answered."""
 
     trainable: bool | None  # None: it cannot be said
-    why: str  # one sentence
+    why: str
     next: str  # the call that makes sense now
 
 
 def judge(outcome: Outcome) -> Verdict:
-    """What the groups of one model say."""
-    if not outcome.groups:
-        return _nothing(outcome)
-    sizes = {len(group.scores) for group in outcome.groups}
-    if sizes == {1}:
+    """What the groups, or the answers to free prompts, of one model say."""
+    groups, file = outcome.groups, outcome.request.program.path
+    if not (outcome.responses if outcome.request.prompts else groups):
+        return _judge_nothing(outcome)
+    if outcome.request.prompts:
+        scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
+        return Verdict(None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN)
+    if {len(group.scores) for group in groups} == {1}:
         return Verdict(None, "A group of one answer has no variance: ask for more.", "rl_test_inference(group_size=16)")
-    verdict = _vary(outcome) if outcome.varied else _same(outcome)
-    return Verdict(verdict.trainable, "; ".join([verdict.why, *_caveats(outcome)]) + ".", verdict.next)
+    number, correct = len(outcome.scores), outcome.num_correct(outcome.scores)
+    trainable, next_ = bool(outcome.varied), TRAIN
+    if trainable:
+        varied = sum(group.varies for group in groups)
+        why = f"{varied} of {len(groups)} groups have {_kinds_of_answers(outcome)}"
+    elif correct == number:
+        why, next_ = f"Too easy: all {number} answers are right", f"{SETTINGS}: make its tasks harder"
+    elif correct:
+        why, next_ = "Within every group all answers score the same", f"{SETTINGS}: is its scorer coarse?"
+    elif len(set(outcome.scores)) > 1:
+        why, next_ = f"Too hard: none of {number} answers is right", _ease(outcome)
+    else:  # a scorer that knows no right answer looks the same as a task that is too hard
+        blame = f"too hard, or the scorer in {file.name} is at fault: read the samples"
+        why = f"All {number} scores are equal ({outcome.scores[0]:.4g}): {blame}"
+        next_ = f"read {file} and {outcome.output_file}, mend or ease it, then {AGAIN}"
+        if outcome.truncated > MUCH_TRUNCATED:  # an answer that is cut off has nothing to be scored
+            next_ = _ease(outcome)
+    return Verdict(trainable, "; ".join([why, *_caveats(outcome)]) + ".", next_)
 
 
-def judge_prompts(outcome: Outcome) -> Verdict:
-    """What answers to free prompts say: whether they are scored at all."""
-    if not outcome.responses:
-        return _nothing(outcome)
-    scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
-    return Verdict(None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN)
-
-
-def _nothing(outcome: Outcome) -> Verdict:
-    ended, file = outcome.ended, outcome.request.environment_file
+def _judge_nothing(outcome: Outcome) -> Verdict:
+    ended = outcome.ended
     if ended is None:
         return Verdict(None, "Nothing is scored yet.", AGAIN)
-    cause = _brief(outcome.scorer_failures[-1]["why"] if outcome.scorer_failures else f"{ended.error}. {ended.why}")
+    failures = outcome.scorer_failures
+    # What foreign code said may be long, and ends with where it failed; the log has all of it.
+    cause = shortened(failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
     if ended.fault == "environment":
-        return Verdict(False, f"No answer was scored: {cause}", f"mend {file}, then {AGAIN}")
+        mend = f"mend {outcome.request.program.path}, then {AGAIN}"
+        return Verdict(False, f"No answer was scored: {cause}", mend)
     return Verdict(None, f"The model gave nothing to judge by: {cause}", 'rl_test_inference(backend="local")')
 
 
-def _vary(outcome: Outcome) -> Verdict:
-    varied = sum(group.varies for group in outcome.groups)
-    return Verdict(True, f"{varied} of {len(outcome.groups)} groups have {_kinds(outcome)}", TRAIN)
-
-
-def _kinds(outcome: Outcome) -> str:
+def _kinds_of_answers(outcome: Outcome) -> str:
     best = max(outcome.scores)
-    if not outcome.correct(outcome.scores):
+    if not outcome.num_correct(outcome.scores):
         return f"answers of different scores, but the best is {best:.4g}: no answer is right"
     if best < PARTIAL and not outcome.request.success_above:
         return f"answers of different scores, but the best is {best:.4g}: no answer is right, if a right one scores 1"
-    return "both good and bad answers" if _mixed(outcome) else "answers of different scores"
-
-
-def _same(outcome: Outcome) -> Verdict:
-    number, correct = len(outcome.scores), outcome.correct(outcome.scores)
-    if correct == number:
-        return Verdict(False, f"Too easy: all {number} answers are right", f"{SETTINGS}: make its tasks harder")
-    if correct == 0 and len(set(outcome.scores)) == 1:
-        return _all_alike(outcome)
-    if correct == 0:
-        return Verdict(False, f"Too hard: none of {number} answers is right", _ease(outcome))
-    return Verdict(False, "Within every group all answers score the same", f"{SETTINGS}: is its scorer coarse?")
-
-
-def _all_alike(outcome: Outcome) -> Verdict:
-    """Nobody is right: a scorer that knows no right answer looks the same as a task that is too hard."""
-    file = outcome.request.environment_file
-    blame = f"too hard, or the scorer in {Path(file).name} is at fault: read the samples"
-    why = f"All {len(outcome.scores)} scores are equal ({outcome.scores[0]:.4g}): {blame}"
-    if (outcome.truncated or 0) > MUCH_TRUNCATED:  # an answer that is cut off has nothing to be scored
-        return Verdict(False, why, _ease(outcome))
-    return Verdict(False, why, f"read {file} and {outcome.output_file}, mend or ease it, then {AGAIN}")
+    is_mixed = any(0 < outcome.num_correct(group.scores) < len(group.scores) for group in outcome.groups)
+    return "both good and bad answers" if is_mixed else "answers of different scores"
 
 
 def _ease(outcome: Outcome) -> str:
-    asked, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
-    if (outcome.truncated or 0) > MUCH_TRUNCATED:
-        if isinstance(own, int):
-            return f'rl_edit_config("max_new_tokens", {2 * (asked or own)}) then {AGAIN}'
-        if asked:
-            return f"rl_test_inference(max_tokens={2 * asked})"
+    limit, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
+    if outcome.truncated > MUCH_TRUNCATED and isinstance(own, int):
+        return f'rl_edit_config("max_new_tokens", {2 * (limit or own)}) then {AGAIN}'
+    if outcome.truncated > MUCH_TRUNCATED and limit:
+        return f"rl_test_inference(max_tokens={2 * limit})"
     return f"{SETTINGS}: make its tasks easier, or choose a stronger model"
 
 
-def _caveats(outcome: Outcome) -> list[str]:
-    said: list[str] = []
-    if (outcome.truncated or 0) > MUCH_TRUNCATED:
-        said.append(f"{outcome.truncated:.0%} of the answers are cut off")
+def _caveats(outcome: Outcome) -> Iterator[str]:
+    if outcome.truncated > MUCH_TRUNCATED:
+        yield f"{outcome.truncated:.0%} of the answers are cut off"
     failed = outcome.scorer_failures
     if len(failed) > MANY_FAILURES * (outcome.completions + len(failed)):
-        said.append(f"{len(failed)} times its code failed ({_brief(failed[-1]['why']).rstrip('.')})")
+        yield f"{len(failed)} times its code failed ({shortened(failed[-1]['why'], LONGEST_WHY).rstrip('.')})"
     if outcome.ended and outcome.ended.error:
-        said.append(outcome.ended.error)
-    return said
+        yield outcome.ended.error
 
 
-def _brief(why: str) -> str:
-    """What foreign code said may be long, and ends with where it failed; the log has all of it."""
-    return shortened(why, LONGEST_WHY)
+def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
+    """What is wrong with a scorer, by its scores of odd answers (name -> score, or why there is none)."""
+    found = check_answers(scores, success_above)
+    paid = [one.subject for one in found if one.code != "fails"]
+    failed = [one for one in found if one.code == "fails"]
+    caveats = [f"its scorer pays for answers that say nothing ({', '.join(paid)})"] if paid else []
+    if failed:
+        names = ", ".join(one.subject for one in failed)
+        caveats.append(f"its scorer fails on odd answers ({names}: {failed[0].why})")
+    return caveats
 
 
-def _mixed(outcome: Outcome) -> bool:
-    """Whether some group has successes and failures: not only different scores."""
-    return any(0 < outcome.correct(group.scores) < len(group.scores) for group in outcome.groups)
-
-
-SAMPLES = 2
-LONGEST = 2000  # characters of each text of a sample
+SAMPLES, LONGEST_SAMPLE = 2, 2000  # characters of each text of one
 
 IN_CHARACTERS = "The base model '{model}' is not here: prompts were counted in characters, not in its tokens."
 
 
 def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     """The answer that the files of the test give now."""
-    outcomes = [read_outcome(folder, request, candidate) for candidate in request.candidates]
-    verdicts = [judge_prompts(outcome) if request.prompts else judge(outcome) for outcome in outcomes]
-    told, verdict = _deciding(request, outcomes, verdicts)
-    odd = read_odd_answers(folder)
+    outcomes = [read_outcome(folder, request, model) for model in request.models]
+    verdicts = [judge(outcome) for outcome in outcomes]
+    deciding, verdict = _deciding(request, list(zip(outcomes, verdicts, strict=True)))
+    try:
+        odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+    except OSError:  # not tried, or not yet
+        odd = {}
     why = "; ".join([verdict.why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
+    several, each = len(outcomes) > 1, request.rollouts
+    counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
+    num_steps, group_size = (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
+    accuracies = {outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions}
     return {
         "status": status,
-        "test_id": request.test_id,
-        "environment": request.environment,
-        "environment_file": request.environment_file,
+        "test_id": folder.test_id,
+        "environment": request.program.name,
+        "environment_file": str(request.program.path),
         "draft": request.draft,
-        "test_config": _config(request),
+        "test_config": {
+            "num_steps": num_steps,
+            "group_size": group_size,
+            "rollouts_per_model": each,
+            "total_rollouts": each * len(outcomes),
+        },
         "models_tested": [
-            _facts(outcome, judged, alone=len(outcomes) == 1)
+            # Why the only model can be trained or not, the summary has.
+            {**outcome.facts(), "trainable": judged.trainable, **({"verdict": judged.why} if several else {})}
             for outcome, judged in zip(outcomes, verdicts, strict=True)
         ],
         "summary": {
-            **_summary(folder, request, outcomes),
-            **({"odd_answers": odd} if odd else {}),
+            "steps_requested": num_steps,
+            "models_tested": len(outcomes),
+            "models_succeeded": len(accuracies),
+            "best_model": max(accuracies, key=lambda model: accuracies[model]) if accuracies else None,
+            "avg_accuracy": round(sum(accuracies.values()) / len(accuracies), 3) if accuracies else 0,
+            "environment_working": bool(accuracies),
+            "output_directory": str(folder.path),
+            **nonempty(odd_answers=odd),
             "trainable": verdict.trainable,
             "why": why if odd else verdict.why,
         },
-        **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(told)}),
-        **({"note": IN_CHARACTERS.format(model=request.base_model)} if request.counts_characters else {}),
+        **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(deciding)}),
+        **nonempty(note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""),
         "next": verdict.next,
     }
 
 
-def _config(request: Request) -> dict[str, Any]:
-    each = request.rollouts
-    total = each * len(request.candidates)
-    if request.prompts:
-        return {"num_steps": len(request.prompts), "group_size": 1, "rollouts_per_model": each, "total_rollouts": total}
-    steps = {"num_steps": request.num_steps, "group_size": request.group_size}
-    return {**steps, "rollouts_per_model": each, "total_rollouts": total}
-
-
-def _facts(outcome: Outcome, verdict: Verdict, *, alone: bool) -> dict[str, Any]:
-    """Of the only model the summary tells why."""
-    told = {**outcome.facts(), "trainable": verdict.trainable}
-    return told if alone else {**told, "verdict": verdict.why}
-
-
-def _deciding(request: Request, outcomes: list[Outcome], verdicts: list[Verdict]) -> tuple[Outcome, Verdict]:
+def _deciding(request: Request, pairs: list[tuple[Outcome, Verdict]]) -> tuple[Outcome, Verdict]:
     """The model that would be trained decides; where it was not tested, the one whose rewards vary most."""
-    pairs = list(zip(outcomes, verdicts, strict=True))
-    trained = [pair for pair in pairs if pair[0].candidate.model == LOCAL + request.base_model]
+    trained = [pair for pair in pairs if pair[0].model.model == LOCAL + request.base_model]
     outcome, verdict = (trained or sorted(pairs, key=lambda pair: pair[0].varied or -1.0, reverse=True))[0]
     if len(pairs) == 1 and trained:
         return outcome, verdict
-    return outcome, Verdict(verdict.trainable, f"{outcome.candidate.model}: {verdict.why}", verdict.next)
-
-
-def _summary(folder: TestFolder, request: Request, outcomes: list[Outcome]) -> dict[str, Any]:
-    working = [outcome for outcome in outcomes if outcome.completions]
-    accuracies = {outcome.candidate.model: outcome.facts()["accuracy"] for outcome in working}
-    return {
-        "steps_requested": _config(request)["num_steps"],
-        "models_tested": len(outcomes),
-        "models_succeeded": len(working),
-        "best_model": max(accuracies, key=lambda model: accuracies[model]) if accuracies else None,
-        "avg_accuracy": round(sum(accuracies.values()) / len(accuracies), 3) if accuracies else 0,
-        "environment_working": bool(working),
-        "output_directory": str(folder.path),
-    }
+    return outcome, dataclasses.replace(verdict, why=f"{outcome.model.model}: {verdict.why}")
 
 
 def _samples(outcome: Outcome) -> list[dict[str, Any]]:
-    """Groups to look at: those whose answers differ first."""
+    """The best and the worst answer of a few groups: of those whose answers differ first."""
     answered = [(step, group) for step, group in enumerate(outcome.groups, 1) if group.answers]
-    return [_sample(*one) for one in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]]
-
-
-def _sample(step: int, group: Group) -> dict[str, Any]:
-    """A group's best and worst answer; its scores are among the model's steps."""
-    ranked = sorted(range(len(group.scores)), key=lambda place: group.scores[place])
-    best = group.answers[ranked[-1]]
-    worst = next((group.answers[place] for place in ranked if group.answers[place] != best), best)
-    texts = {"prompt": group.prompt, "best": best, "worst": worst}
-    texts |= {"reference": group.reference} if group.reference else {}
-    return {"step": step, **{name: shortened(text, LONGEST) for name, text in texts.items()}}
+    samples: list[dict[str, Any]] = []
+    for step, group in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]:
+        ranked = [answer for _, answer in sorted(zip(group.scores, group.answers, strict=True), key=lambda it: it[0])]
+        worst = next((answer for answer in ranked if answer != ranked[-1]), ranked[-1])
+        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst}
+        texts |= {"reference": group.reference} if group.reference else {}
+        samples.append({"step": step, **{name: shortened(text, LONGEST_SAMPLE) for name, text in texts.items()}})
+    return samples
 
 
 def _responses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    several = len(outcomes) > 1
     return [
-        {**({"model": outcome.candidate.model} if several else {}), **row}
+        {**({"model": outcome.model.model} if len(outcomes) > 1 else {}), **row}
         for outcome in outcomes
         for row in outcome.responses
     ]
@@ -241,87 +430,55 @@ def _responses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 BUDGET = 900 * 4  # characters of compact JSON: spec/agent-tools.md 4.8
 Body = dict[str, Any]
 
+_CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (240, ()),
+    (240, ("verdict",)),  # the summary has the one that counts
+    (240, ("verdict", "scores")),
+    (120, ("verdict", "scores")),
+    (120, ("verdict", "scores", "steps")),
+    (40, ("verdict", "scores", "steps")),
+    (40, ("verdict", "scores", "steps", "samples")),
+    (40, ("verdict", "scores", "steps", "samples", "stdout", "stderr")),  # the log file has them
+    (40, ("verdict", "scores", "steps", "samples", "stdout", "stderr", "log_file", "why", "folder")),
+)
+"""Characters of each text, and what is left out, tried one after another until the answer fits."""
+
 
 def brief(body: Body) -> Body:
-    """The answer, cut as far as it must be: words first, then scores, then steps, then samples."""
-    told = copy.deepcopy(Redactor.of_this_process().json(body))  # half of a secret would not be known as one
-    for cutting in (_long_texts, _verdicts, _scores, _texts, _steps, _short_texts, _one_sample, _printed, _paths):
-        if _fits(told):
-            break
-        cutting(told)
-    return told
+    """The answer, cut as far as it must be: words first, then scores, then steps, then samples, then paths."""
+    whole: Body = Redactor.of_this_process().json(body)  # half of a secret would not be known as one
+    cuts = (_cut(whole, length, left_out) for length, left_out in _CUTS)
+    return whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
 
 
 def _fits(body: Body) -> bool:
     return len(json.dumps(body, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
 
 
-def _long_texts(body: Body) -> None:
-    _shorten(body, 240, shortened)
-
-
-def _texts(body: Body) -> None:
-    _shorten(body, 120, shortened)
-
-
-def _short_texts(body: Body) -> None:
-    _shorten(body, 40, _cut)
-
-
-def _shorten(body: Body, length: int, by: Callable[[str, int], str]) -> None:
-    """Cut what models and environments said; of what was printed the end counts."""
-    for one in (*body.get("samples", ()), *body.get("responses", ())):
-        one.update({name: by(text, length) for name, text in one.items() if isinstance(text, str)})
-    for one in body["models_tested"]:
-        one.update({name: one[name][-length:] for name in ("stdout", "stderr") if name in one})
-        one.update({name: _cut(one[name], 2 * length) for name in ("why", "verdict") if name in one})
-
-
-def _verdicts(body: Body) -> None:
-    """The summary has the one that counts."""
-    for one in body["models_tested"]:
-        one.pop("verdict", None)
-
-
-def _scores(body: Body) -> None:
-    for step in (step for model in body["models_tested"] for step in model["steps"]):
-        step.pop("scores", None)
-    _note(body, "scores")
-
-
-def _steps(body: Body) -> None:
-    for one in body["models_tested"]:
-        one["steps"] = []
-    _note(body, "steps")
-
-
-def _one_sample(body: Body) -> None:
-    """As few as must be, and one at least."""
+def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
+    short = copy.deepcopy(body)
+    if names := [name for name in ("scores", "steps") if name in left_out]:
+        short["left_out"] = {"what": names, "where": "each model's output_file"}
+    for one in (*short.get("samples", ()), *short.get("responses", ())):
+        cut = shortened if length > 40 else _beginning
+        one.update({name: cut(text, length) for name, text in one.items() if isinstance(text, str)})
+    for model in short["models_tested"]:
+        # Of what was printed the end counts.
+        model.update({name: model[name][-length:] for name in ("stdout", "stderr") if name in model})
+        model.update({name: _beginning(model[name], 2 * length) for name in ("why", "verdict") if name in model})
+        for row in (model, *model["steps"]):
+            for name in {*left_out} - {"steps"}:
+                row.pop(name, None)
+        if "steps" in left_out:
+            model["steps"] = []
+        if "folder" in left_out:  # the summary names it
+            model["output_file"] = model["output_file"].rpartition("/")[2]
     for name in ("samples", "responses"):
-        while len(body.get(name, ())) > 1 and not _fits(body):
-            body[name].pop()
-            _note(body, name)
+        while "samples" in left_out and len(short.get(name, ())) > 1 and not _fits(short):
+            short[name].pop()
+            short["left_out"]["what"] = [*names, name]
+    return short
 
 
-def _printed(body: Body) -> None:
-    """The log file has it."""
-    for one in body["models_tested"]:
-        one.pop("stdout", None)
-        one.pop("stderr", None)
-
-
-def _paths(body: Body) -> None:
-    """The summary names their folder; what is told of an error lies there too."""
-    for one in body["models_tested"]:
-        one["output_file"] = one["output_file"].rpartition("/")[2]
-        one.pop("log_file", None)
-        one.pop("why", None)
-
-
-def _note(body: Body, what: str) -> None:
-    noted = [*body.get("left_out", {}).get("what", ()), what]
-    body["left_out"] = {"what": list(dict.fromkeys(noted)), "where": "each model's output_file"}
-
-
-def _cut(text: str, length: int) -> str:
+def _beginning(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"

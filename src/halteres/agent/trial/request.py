@@ -1,7 +1,6 @@
-"""What a test is asked to do: `Order` (a draft and a call's arguments) becomes a checked `Request`.
+"""What a test of an environment is asked to do: `Request`, checked before anything is started, and its models.
 
-Everything that can be refused is refused here, before anything is started: which models (`Candidate`) are tested, which
-key that needs, the limits of a test. A request is stored as request.json and holds no key.
+A request is stored as request.json and holds no key.
 """
 
 from __future__ import annotations
@@ -10,85 +9,80 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.drafting.drafts import Draft
+from halteres.agent.drafting.drafts import Draft, described
 from halteres.config import environ
-from halteres.config.discovery import in_file_name, read_environment
+from halteres.config.discovery import in_file_name
 from halteres.config.policies import load_policy
-from halteres.config.program import EnvironmentProgram, describe, program_of
-from halteres.config.settings import ENV_WIRING, Settings
+from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
 from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.servers import service_arguments
-from halteres.runs.starting.base_model import RunModel, found_model, models_home
+from halteres.runs.starting.base_model import found_model, models_home
 from halteres.runs.starting.preflight import MissingKey
 
-LOCAL = "local:"
-"""What the names of this machine's models begin with in answers."""
+LOCAL = "local:"  # what the names of this machine's models begin with in answers
+MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)
+SERVICE_WITHIN_S = 330.0  # what a service of our own may take to start and to end, beside its model's time
+ENDING_S = 15.0  # what it may take to end an environment, and to say how it ended
+REMOTE_AT_ONCE = 4  # so many models of an endpoint are tested side by side; those of this machine one after another
+LEAST_GROUP = 4  # of fewer answers it is chance whether their scores differ
+DEFAULTS = {
+    "qwen/qwen3-8b": ("Qwen3 8B", "small"),
+    "z-ai/glm-4.7-flash": ("GLM-4.7 Flash", "medium"),
+    "minimax/minimax-m2.5": ("MiniMax M2.5", "large"),
+}
+"""The endpoint's models that are tried where none is named: id -> name, scale (seed 002)."""
 
-MODEL_WITHIN_S = 600.0
-"""How long one model may take (seed 002)."""
+KEY, ADDRESS = "OPENROUTER_API_KEY", "OPENROUTER_BASE_URL"
 
-SERVICE_WITHIN_S = 330.0
-"""What a service of our own may take to start and to end, beside its model's time."""
-
-ENDING_S = 15.0
-"""What it may take to end an environment, and to tell how."""
-
-REMOTE_AT_ONCE = 4
-"""So many models of an endpoint sit side by side; those of this machine one after another."""
-
-COMPLETIONS_PER_ROLLOUT = 32
-"""A model answers so many times for each rollout asked for, at most: the turns of a long game, or a scorer that never
-gives a score, which would go on asking for ever."""
+Backend = Literal["local", "openrouter"]
 
 
-LEAST_GROUP = 4
-"""Of fewer answers it is chance whether their scores differ."""
+class TestedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that is tested."""
 
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that sits the test."""
+    __test__ = False  # for pytest: this is no class of tests
 
     model: str  # as answers name it: an endpoint's id, or "local:<name>"
     name: str  # for people
     scale: str  # small, medium, large, custom, local
     base: str  # as its server names it: a built-in name, a folder, a tinker:// path, an endpoint's id
-    is_local: bool
     tokenizer: str  # folder; empty: the base model is not here, and lengths are counted in characters
-    stem: str  # of its files
-    wandb_run: str  # the seeds' name of the attempt
+    stem: str = ""  # of its files
+    wandb_run: str = ""  # the seeds' name of the attempt
     run: str = ""  # id of the run whose weights they are; its service has them
     service_url: str | None = None  # of a service that has it, instead of one of our own
     problem: str = ""  # why it cannot be tried at all
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is of this machine; else it is an endpoint's."""
+        return self.scale == "local"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """request.json: one test."""
 
-    test_id: str = ""  # its folder's name, once it is started
     draft: str  # handle
-    environment: str
-    environment_file: str
-    class_name: str  # of the environment in its file, where the source tells
-    interpreter: str
+    program: EnvironmentProgram  # a foreign one knows `process`, and neither our fields nor free prompts
     env: Mapping[str, Any]  # the environment's effective settings
-    is_foreign: bool  # not our BaseEnv: it knows `process`, and neither our fields nor free prompts
     num_steps: int
     group_size: int
-    candidates: tuple[Candidate, ...]
+    models: tuple[TestedModel, ...]
     base_model: str  # the draft's; the one that would be trained
     created_at: float  # unix seconds
-    working_directory: str = ""  # of the environment's commands
     prompts: tuple[str, ...] = ()
     max_tokens: int | None = None  # of one answer; None: as the environment has it
     temperature: float | None = None  # likewise
@@ -97,28 +91,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def asks_the_same(self, other: Request) -> bool:
         """Whether both are of the same arguments: all but what each test is given of its own."""
-        return self._arguments == other._arguments
 
-    @property
-    def _arguments(self) -> Request:
-        candidates = tuple(msgspec.structs.replace(one, wandb_run="") for one in self.candidates)
-        return msgspec.structs.replace(self, test_id="", created_at=0.0, candidates=candidates)
+        def arguments(request: Request) -> Request:
+            models = tuple(msgspec.structs.replace(one, wandb_run="") for one in request.models)
+            return msgspec.structs.replace(request, created_at=0.0, models=models)
 
-    @property
-    def program(self) -> EnvironmentProgram:
-        """The environment, and what runs it."""
-        return EnvironmentProgram(
-            name=self.environment,
-            path=Path(self.environment_file),
-            interpreter=self.interpreter,
-            working_directory=Path(self.working_directory),
-            is_foreign=self.is_foreign,
-        )
-
-    @property
-    def counts_characters(self) -> bool:
-        """Whether some model's prompts are counted in characters."""
-        return any(not one.is_local and not one.tokenizer for one in self.candidates)
+        return arguments(self) == arguments(other)
 
     @property
     def rollouts(self) -> int:
@@ -136,8 +114,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def within_s(self) -> float:
         """How long the whole test may take: the rest is for what does not end when it should."""
-        num_local = sum(one.is_local for one in self.candidates)
-        rounds = math.ceil((len(self.candidates) - num_local) / REMOTE_AT_ONCE)
+        num_local = sum(one.is_local for one in self.models)
+        rounds = math.ceil((len(self.models) - num_local) / REMOTE_AT_ONCE)
         each_s = self.model_within_s + ENDING_S
         return max(rounds * each_s, num_local * (SERVICE_WITHIN_S + each_s))
 
@@ -148,113 +126,100 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return float(own) if isinstance(own, int | float) else 0.0
 
 
-Backend = Literal["local", "openrouter"]
+def new_request(
+    draft: Draft,
+    *,
+    num_steps: int,
+    group_size: int,
+    models: Sequence[str] | None = None,
+    prompts: Sequence[str] = (),
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    backend: Backend | None = None,
+) -> Request:
+    """A test of a draft, not yet started.
 
-DEFAULTS = {
-    "qwen/qwen3-8b": ("Qwen3 8B", "small"),
-    "z-ai/glm-4.7-flash": ("GLM-4.7 Flash", "medium"),
-    "minimax/minimax-m2.5": ("MiniMax M2.5", "large"),
-}
-"""The endpoint's models that are tried where none is named: id -> name, scale (seed 002)."""
+    Raises:
+        NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
+        ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
+    """
+    settings = draft.resolve().settings
+    program, description, env = described(settings)
+    if error := _missing_key(load_policy().require_keys.test, others_need_none=False):
+        raise error
+    tested = models_to_test(program.name, settings, models, backend)
+    is_remote = not all(one.is_local for one in tested)
+    if is_remote and (error := _missing_key([KEY], others_need_none=True)):
+        raise error
+    return Request(
+        draft=draft.handle,
+        program=replace(program, is_foreign=description.is_foreign),
+        env=env,
+        num_steps=num_steps,
+        group_size=group_size,
+        models=tested,
+        base_model=settings.inference.model,
+        created_at=time.time(),
+        prompts=tuple(prompts),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        service=service_arguments(settings.inference),
+        model_within_s=MODEL_WITHIN_S,
+    )
 
-LONGEST_STEM = 120  # characters
+
+def _missing_key(keys: Iterable[str], *, others_need_none: bool) -> MissingKey | None:
+    """The error for the first of these variables that is not set; a test of another model may need none."""
+    key = next((key for key in keys if not environ.is_set(key)), None)
+    if key is None:
+        return None
+    why, following = "Set it where these tools are started.", f"set {key}, then rl_test_inference()"
+    if others_need_none:
+        why = "Set it where these tools are started, or test the local model, which needs none."
+        reason = f"{key} must be set for other models; without a key"
+        following = NextStep("rl_test_inference", {"backend": "local"}, reason)
+    return MissingKey(f"{key} not set. Required for inference testing.", why, following, field=key)
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Makes candidates for one draft."""
+def models_to_test(
+    environment: str, settings: Settings, names: Sequence[str] | None = None, backend: Backend | None = None
+) -> tuple[TestedModel, ...]:
+    """The models of a test. ModelMissing where none is named and the draft's base model is not there."""
+    if names:
+        found = [_named(name, settings, backend) for name in dict.fromkeys(names)]
+    elif backend == "openrouter":
+        found = [_remote(name, settings) for name in DEFAULTS]
+    else:
+        found = [_base(settings.inference.model, settings)]
+    seen, models = Counter[str](), list[TestedModel]()
+    for one in found:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{one.model}")[:120]
+        seen[stem] += 1  # two names may come to the same file name
+        stem = stem if seen[stem] == 1 else f"{stem}.{seen[stem]}"
+        wandb_run = f"test_inference_RSIAgent_{in_file_name(environment)}_{secrets.token_hex(4)}"
+        models.append(msgspec.structs.replace(one, stem=stem, wandb_run=wandb_run))
+    return tuple(models)
 
-    environment: str  # its name
-    settings: Settings
-    backend: Backend | None
 
-    def seat(self, models: Sequence[str] | None) -> tuple[Candidate, ...]:
-        """The models to test. ModelMissing where none is named and the draft's base model is not there."""
-        if models:
-            named = list(dict.fromkeys(models))
-            made = [self._named(name) for name in named]
-        elif self.backend == "openrouter":
-            made = [self._remote(name) for name in DEFAULTS]
-        else:
-            made = [self._base(self.settings.inference.model)]
-        return _with_own_files(made)
-
-    def _named(self, name: str) -> Candidate:
-        if self.backend != "openrouter" and _names_weights(name):
-            return self._of_run(name)
-        return self._local(name) if self._is_local(name) else self._remote(name)
-
-    def _of_run(self, name: str) -> Candidate:
-        """Weights of a run. Those that are not there are a candidate too, as with models."""
+def _named(name: str, settings: Settings, backend: Backend | None) -> TestedModel:
+    """Whatever is not there is tested too: it fails, and the others do not."""
+    if backend != "openrouter" and _names_weights(name):
         try:
             found = weights_of(name)
-            model = RunModel(name=found.path, tokenizer=found.run.state().tokenizer)
-            return self._candidate(name, f"weights of run {found.run.run_id}", "local", model, run=found.run.run_id)
         except HalteresError as error:
-            missing = RunModel(name=name, tokenizer="")
-            return self._candidate(name, name, "local", missing, problem=f"{error.what} {error.why}".strip())
-
-    def _is_local(self, name: str) -> bool:
-        if self.backend == "openrouter":
-            return name.startswith(LOCAL)
-        is_here = name.startswith(LOCAL) or name == self.settings.inference.model
-        return self.backend == "local" or is_here or model_folder(name, models_home()) is not None
-
-    def _local(self, name: str) -> Candidate:
-        """One that is not there is a candidate too: it fails, and the others do not."""
-        model = name.removeprefix(LOCAL)
-        try:
-            return self._base(model)
-        except HalteresError as error:
-            return self._candidate(
-                LOCAL + model, model, "local", RunModel(name=model, tokenizer=""), problem=error.what
-            )
-
-    def _base(self, model: str) -> Candidate:
-        asked = self.settings.inference.model_copy(update={"model": model})
-        url, found = found_model(asked)
-        return self._candidate(LOCAL + model, model, "local", found, service_url=url)
-
-    def _remote(self, model: str) -> Candidate:
-        """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in characters."""
-        name, scale = DEFAULTS.get(model, (model, "custom"))
-        return self._candidate(model, name, scale, RunModel(name=model, tokenizer=self._tokenizer_folder()))
-
-    def _tokenizer_folder(self) -> str:
-        """Of the draft's base model; empty where it is not here: an endpoint's model is tested without it too."""
-        asked = self.settings.inference
-        if (folder := model_folder(asked.model, models_home())) is not None:
-            return str(folder)
-        try:
-            tokenizer = found_model(asked)[1].tokenizer
-        except HalteresError:
-            return ""
-        return tokenizer if Path(tokenizer).is_dir() else ""
-
-    def _candidate(
-        self,
-        model: str,
-        name: str,
-        scale: str,
-        found: RunModel,
-        *,
-        run: str = "",
-        service_url: str | None = None,
-        problem: str = "",
-    ) -> Candidate:
-        return Candidate(
-            model=model,
-            name=name,
-            scale=scale,
-            base=found.name,
-            is_local=scale == "local",
-            tokenizer=found.tokenizer,
-            stem=_stem(self.environment, model),
-            wandb_run=f"test_inference_RSIAgent_{in_file_name(self.environment)}_{secrets.token_hex(4)}",
-            run=run,
-            service_url=service_url,
-            problem=problem,
-        )
+            problem = f"{error.what} {error.why}".strip()
+            return TestedModel(model=name, name=name, scale="local", base=name, tokenizer="", problem=problem)
+        run, title = found.run, f"weights of run {found.run.run_id}"
+        tokenizer = run.state().tokenizer
+        return TestedModel(model=name, name=title, scale="local", base=found.path, tokenizer=tokenizer, run=run.run_id)
+    is_here = name == settings.inference.model or model_folder(name, models_home()) is not None
+    if not name.startswith(LOCAL) and (backend == "openrouter" or not (backend == "local" or is_here)):
+        return _remote(name, settings)
+    model = name.removeprefix(LOCAL)
+    try:
+        return _base(model, settings)
+    except HalteresError as error:
+        return TestedModel(model=LOCAL + model, name=model, scale="local", base=model, tokenizer="", problem=error.what)
 
 
 def _names_weights(name: str) -> bool:
@@ -272,89 +237,21 @@ def _names_weights(name: str) -> bool:
     return True
 
 
-def _stem(environment: str, model: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{model}")[:LONGEST_STEM]
-
-
-def _with_own_files(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Two names may come to the same file name: the later one gets a number."""
-    seen: dict[str, int] = {}
-    told: list[Candidate] = []
-    for one in candidates:
-        seen[one.stem] = seen.get(one.stem, 0) + 1
-        number = seen[one.stem]
-        told.append(one if number == 1 else msgspec.structs.replace(one, stem=f"{one.stem}.{number}"))
-    return tuple(told)
-
-
-KEY, ADDRESS = "OPENROUTER_API_KEY", "OPENROUTER_BASE_URL"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A test that somebody wants."""
-
-    draft: Draft
-    num_steps: int
-    group_size: int
-    models: Sequence[str] | None
-    prompts: Sequence[str]
-    max_tokens: int | None
-    temperature: float | None
-    backend: Backend | None
-
-    def request(self) -> Request:
-        """The test, not yet started.
-
-        Raises:
-            NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
-            ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
-        """
-        settings = self.draft.resolve().settings
-        program = program_of(settings.run)
-        told = describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
-        _check_set(*load_policy().require_keys.test, always=True)
-        candidates = Bench(program.name, settings, self.backend).seat(self.models)
-        if not all(one.is_local for one in candidates):
-            _check_set(KEY, always=False)
-        found = read_environment(program.path)
-        return Request(
-            draft=self.draft.handle,
-            environment=program.name,
-            environment_file=str(program.path),
-            class_name=found.class_name if found else "",
-            interpreter=program.interpreter,
-            working_directory=str(program.working_directory),
-            env={
-                **settings.env,
-                "seed": settings.run.seed,
-                "success_threshold": settings.run.success_threshold,
-            },
-            is_foreign=told.is_foreign,
-            num_steps=self.num_steps,
-            group_size=self.group_size,
-            candidates=candidates,
-            base_model=settings.inference.model,
-            created_at=time.time(),
-            prompts=tuple(self.prompts),
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            service=service_arguments(settings.inference),
-            model_within_s=MODEL_WITHIN_S,
-        )
-
-
-def _check_set(*keys: str, always: bool) -> None:
-    """MissingKey for the first that is not set; `always`: whatever is tested."""
-    missing = next((key for key in keys if not environ.is_set(key)), None)
-    if missing is None:
-        return
-    reason = f"{missing} must be set for other models; without a key"
-    raise MissingKey(
-        f"{missing} not set. Required for inference testing.",
-        "Set it where these tools are started" + ("." if always else ", or test the local model, which needs none."),
-        f"set {missing}, then rl_test_inference()"
-        if always
-        else NextStep("rl_test_inference", {"backend": "local"}, reason),
-        field=missing,
+def _base(model: str, settings: Settings) -> TestedModel:
+    url, found = found_model(settings.inference.model_copy(update={"model": model}))
+    return TestedModel(
+        model=LOCAL + model, name=model, scale="local", base=found.name, tokenizer=found.tokenizer, service_url=url
     )
+
+
+def _remote(model: str, settings: Settings) -> TestedModel:
+    """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in characters."""
+    tokenizer = str(model_folder(settings.inference.model, models_home()) or "")
+    if not tokenizer:
+        try:
+            tokenizer = found_model(settings.inference)[1].tokenizer
+        except HalteresError:  # an endpoint's model is tested without it too
+            tokenizer = ""
+    name, scale = DEFAULTS.get(model, (model, "custom"))
+    tokenizer = tokenizer if Path(tokenizer).is_dir() and tokenizer else ""
+    return TestedModel(model=model, name=name, scale=scale, base=model, tokenizer=tokenizer)

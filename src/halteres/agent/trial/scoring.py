@@ -1,12 +1,12 @@
 """The tool that tries a scorer on given texts, rl_score; and the odd answers that every test tries by itself.
 
-Owns: running the scorer's process within its time, its answer, the sentences for what odd answers brought to light.
-Never: executes an environment's file (`scorer` does, in a process of its own), samples a model.
+No environment's file is executed here: `answering` does that, in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,28 +18,23 @@ from pydantic import Field
 from halteres.agent.arguments import Draft
 from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
-from halteres.agent.fitting import shortened
+from halteres.agent.fitting import nonempty, shortened
 from halteres.agent.tool import READS, LongArguments, Result, tool
-from halteres.agent.trial.environment_config import character_tokenizer
 from halteres.agent.trial.request import Request
 from halteres.config.discovery import read_environment
-from halteres.config.program import EnvironmentProgram, describe, program_of
+from halteres.config.program import EnvironmentProgram
 from halteres.config.sandboxed_process import run_caught
-from halteres.config.settings import ENV_WIRING
 from halteres.errors import EnvironmentFailed
-from halteres.models import model_folder
-from halteres.rewards.checking import ALLOWED
+from halteres.models import TINY, builtin_path, model_folder
 from halteres.rewards.components import secret_variables
 from halteres.runs.starting.base_model import models_home
 
-WITHIN_S = 45.0
-"""How long an environment may take to load its tasks and score."""
-
+WITHIN_S = 45.0  # how long an environment may take to load its tasks and score
 ODD_WITHIN_S, LONGEST_ODD = 30.0, 160
 """Likewise for the odd answers of a test, which does not depend on them; characters of why one has no score."""
 
 ECHOED, LONGEST_ECHO, LONGEST_PROMPT = 8, 60, 240
-"""Texts of a call that are told back with their scores; characters of one, and of the prompt."""
+"""Texts of a call that its answer repeats with their scores; characters of one, and of the prompt."""
 
 
 class Scored(Result):
@@ -68,59 +63,57 @@ def rl_score(
     """
     chosen = drafts.Draft(handle="score", environment=environment) if environment else drafts.load_draft(caller, draft)
     settings = chosen.resolve().settings
-    program = program_of(settings.run)
-    described = describe(program, {name: value for name, value in settings.env.items() if name not in ENV_WIRING})
-    if described.is_foreign:
+    program, description, env = drafts.described(settings)
+    if description.is_foreign:
         raise EnvironmentFailed(f"{program.name} cannot score a text by itself.", "It is written for atroposlib.")
-    asked = {"completions": completions, "prompt": prompt}
-    folder = model_folder(settings.inference.model, models_home())
-    found = scored(program, {**settings.env, "seed": settings.run.seed}, str(folder or ""), asked)
+    tokenizer = str(model_folder(settings.inference.model, models_home()) or "")
+    found = scored(program, env, tokenizer, {"completions": completions, "prompt": prompt})
     return Scored(
         environment=program.name,
         prompt=shortened(found["prompt"], LONGEST_PROMPT),
-        **({"reference": shortened(found["reference"], LONGEST_PROMPT)} if found["reference"] else {}),
-        scores=[_score(row, completions) for row in found["scores"]],
+        **nonempty(reference=shortened(found["reference"], LONGEST_PROMPT)),
+        scores=[
+            {
+                **({"completion": shortened(text, LONGEST_ECHO)} if len(completions) <= ECHOED else {}),
+                "score": row["score"],
+                **({"note": shortened(row["note"], LONGEST_PROMPT)} if "note" in row else {}),
+            }
+            for text, row in zip(completions, found["scores"], strict=True)
+        ],
         success_above=settings.run.success_threshold,
         next="rl_test_inference()",
     )
-
-
-def _score(row: Mapping[str, Any], completions: list[str]) -> dict[str, Any]:
-    echo = {"completion": shortened(completions[row["of"]], LONGEST_ECHO)} if len(completions) <= ECHOED else {}
-    note = {"note": shortened(row["note"], LONGEST_PROMPT)} if "note" in row else {}
-    return {**echo, "score": row["score"], **note}
 
 
 def scored(
     program: EnvironmentProgram,
     env: Mapping[str, Any],
     tokenizer: str,
-    asked: Mapping[str, Any],
+    job: Mapping[str, Any],
     within_s: float | None = None,
 ) -> dict[str, Any]:
-    """What the scorer's process says: prompt, reference, scores (see `scorer.score`).
+    """What the scorer's process says: prompt, reference, scores (`of` a text's place or an odd answer's name, score,
+    note).
 
     Args:
         program: an environment of ours.
         env: its settings.
         tokenizer: folder of the base model; empty: it is not here.
-        asked: `completions` (none: the odd answers), `prompt`.
+        job: `completions` (none: the odd answers), `prompt`.
         within_s: how long it may take; None: WITHIN_S.
 
     Raises:
         EnvironmentFailed: it cannot score texts, or not in time.
     """
-    within_s = within_s or WITHIN_S
-    declared = read_environment(program.path)
+    within_s, declared = within_s or WITHIN_S, read_environment(program.path)
     with tempfile.TemporaryDirectory(prefix="halteres-score-") as name:
-        folder = Path(name)
-        wired = {"tokenizer_name": tokenizer or str(character_tokenizer(folder / "characters")), "use_wandb": False}
-        values = json.loads(json.dumps({**env, **wired}, default=str))
-        (folder / "config.yaml").write_text(yaml.safe_dump({"env": values}))
-        (folder / "asked.json").write_text(json.dumps(dict(asked)))
-        files = (str(folder / "config.yaml"), str(folder / "asked.json"), str(program.path))
-        command = (program.interpreter, "-m", "halteres.agent.trial.scorer", *files)
-        command += (declared.class_name if declared else "",)
+        config, question = Path(name, "config.yaml"), Path(name, "job.json")
+        tokenizer = tokenizer or str(character_tokenizer(Path(name, "characters")))
+        values = json.loads(json.dumps({**env, "tokenizer_name": tokenizer, "use_wandb": False}, default=str))
+        config.write_text(yaml.safe_dump({"env": values}))
+        question.write_text(json.dumps(dict(job)))
+        command = (program.interpreter, "-m", "halteres.agent.trial.answering", str(config), str(question))
+        command += (str(program.path), declared.class_name if declared else "")
         try:
             ended = run_caught(command, program.working_directory, within_s, secret_variables(env))
         except TimeoutError:
@@ -134,25 +127,26 @@ def scored(
 def odd_scores(request: Request) -> dict[str, Any]:
     """What the scorer of a tested environment gives for odd answers: name -> score, or why there is none. Empty where
     it cannot be tried so: it scores episodes, it is atroposlib's, it has no time."""
-    if request.is_foreign or request.prompts:
+    if request.program.is_foreign or request.prompts:
         return {}
-    within_s, tokenizer = min(ODD_WITHIN_S, request.model_within_s), request.candidates[0].tokenizer
+    within_s, tokenizer = min(ODD_WITHIN_S, request.model_within_s), request.models[0].tokenizer
     try:
-        found = scored(request.program, request.env, tokenizer, {}, within_s)
+        rows = scored(request.program, request.env, tokenizer, {}, within_s)["scores"]
     except EnvironmentFailed:
         return {}
-    return {
-        row["of"]: shortened(row["note"], LONGEST_ODD) if "note" in row else row["score"] for row in found["scores"]
-    }
+    return {row["of"]: shortened(row["note"], LONGEST_ODD) if "note" in row else row["score"] for row in rows}
 
 
-def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
-    """What is wrong with a scorer, by its scores of odd answers (name -> score, or why there is none)."""
-    paid = [name for name, score in scores.items() if isinstance(score, int | float) and score > success_above]
-    failed = {name: score for name, score in scores.items() if isinstance(score, str)}
-    wrong = [name for name in paid if name not in ALLOWED]
-    said = [f"its scorer pays for answers that say nothing ({', '.join(wrong)})"] if wrong else []
-    if failed:
-        first = next(iter(failed))
-        said.append(f"its scorer fails on odd answers ({', '.join(failed)}: {failed[first]})")
-    return said
+def character_tokenizer(folder: Path) -> Path:
+    """Make a tokenizer folder in which every byte of a text is a token: the built-in model's, without its merges."""
+    source = builtin_path(TINY)
+    assert source is not None, "it is part of the package"  # noqa: S101 - for the type checker
+    folder.mkdir()
+    whole = json.loads((source / "tokenizer.json").read_text())
+    special = {token["content"] for token in whole["added_tokens"]}
+    vocabulary = {text: number for text, number in whole["model"]["vocab"].items() if len(text) == 1 or text in special}
+    whole["model"] |= {"vocab": vocabulary, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, folder)
+    return folder

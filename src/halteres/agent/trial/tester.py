@@ -1,37 +1,42 @@
-"""The process that tests an environment: each model in turn, by the environment's own `process` in a child process.
+"""The process that tests an environment: `python -m halteres.agent.trial.tester FOLDER --lock-fd N`.
 
-Models of this machine come one after another, those of the endpoint side by side; what goes wrong with one never
-reaches another. A child cannot outlive the tester, has bounded memory, files and output, and is ended at its deadline.
-Each model's end is written to its ended.json.
+Each model is tested by the environment's own `process` in a child process: models of this machine one after another,
+those of the endpoint side by side; what goes wrong with one never reaches another. A child cannot outlive the tester,
+has bounded memory, files and output, and is ended at its deadline. Each model's end is written to its ended.json.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import resource
 import shutil
 import signal
+import sys
+import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
+import yaml
 
-from halteres.agent.trial.environment_config import command_of, variables_of
-from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.outcome import ODD_ANSWERS, Ended, Fault, Traffic, read_outcome
-from halteres.agent.trial.relay import Destination, Relay, Upstream, relaying
-from halteres.agent.trial.request import COMPLETIONS_PER_ROLLOUT, REMOTE_AT_ONCE, Candidate, Request
-from halteres.agent.trial.scoring import odd_scores
+from halteres import process
+from halteres.agent.trial.folder import TestFolder, own_folder
+from halteres.agent.trial.relay import Destination, Relay, Traffic, Upstream, relaying
+from halteres.agent.trial.report import ODD_ANSWERS, Ended, Fault, read_outcome, report
+from halteres.agent.trial.request import REMOTE_AT_ONCE, Request, TestedModel
+from halteres.agent.trial.scoring import character_tokenizer, odd_scores
 from halteres.config import environ
+from halteres.config.discovery import read_environment
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
 from halteres.process import Lifeline, die_with_parent
 from halteres.redaction import Redactor
@@ -40,184 +45,295 @@ from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import how, reason
 from halteres.runs.servers import Server, served, service_arguments
 
-KEPT_HEAD, KEPT_TAIL = 32 * 1024, 64 * 1024  # bytes
-RULE = "=" * 60
-_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+ ?")  # before a line of a log
+COMPLETIONS_PER_ROLLOUT = 32
+"""A model answers so many times for each rollout asked for, at most: the turns of a long game, or a scorer that never
+gives a score, which would go on asking for ever."""
 
+RETRIES = {"rollout_retries": 1, "max_failed_groups": 3, "max_dropped_groups": 6}
+"""At most: a failing scorer is told before it has asked for thousands of answers."""
 
-class Output:
-    """One stream of a child, read to its end."""
+FOREIGN_TOKENS = 8
+"""An answer of another model may be so many times longer in the draft's tokens: no group is dropped for that."""
 
-    def __init__(self) -> None:
-        self._head, self._tail, self._size = b"", deque[bytes](), 0
-        self._reading: asyncio.Task[None] | None = None
+LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 
-    @contextlib.contextmanager
-    def pipe(self) -> Iterator[int]:
-        """The end that a child writes to, read from now on; start the child inside. OSError: there can be no pipe."""
-        reading, writing = os.pipe()
-        self._reading = asyncio.create_task(self._read(reading), name="output")
-        try:
-            yield writing
-        finally:
-            os.close(writing)
-
-    async def ended(self, within_s: float) -> None:
-        """Return once nothing more comes, or after so long: who left the child's group may hold the pipe open."""
-        if self._reading is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._reading, within_s)
-
-    async def _read(self, reading: int) -> None:
-        stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
-        )
-        try:
-            while chunk := await stream.read(KEPT_HEAD):
-                self._keep(chunk)
-        finally:
-            transport.close()
-
-    def _keep(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        room = KEPT_HEAD - len(self._head)
-        self._head += chunk[:room]
-        self._tail.append(chunk[room:])
-        while sum(map(len, self._tail)) - len(self._tail[0]) > KEPT_TAIL:
-            self._tail.popleft()
-
-    @property
-    def text(self) -> str:
-        """What was printed, without its middle where it was much, and without secrets."""
-        tail = b"".join(self._tail)
-        cut = self._size - len(self._head) - len(tail)
-        parts = (self._head, f"\n... {cut} bytes ...\n".encode() if cut else b"", tail)
-        return Redactor.of_this_process().text(b"".join(parts).decode(errors="replace"))
-
-
-def folded(text: str) -> str:
-    """The text with lines that only repeat the one before, but for the time, counted.
-
-    >>> folded("2026-01-01 10:00:00,001 It failed.\\n2026-01-01 10:00:00,002 It failed.\\nSo.")
-    '2026-01-01 10:00:00,001 It failed. (2 times)\\nSo.'
-    """
-    told: list[str] = []
-    for _, lines in groupby(text.split("\n"), key=lambda line: _TIME.sub("", line)):
-        first, *again = lines
-        told.append(f"{first} ({len(again) + 1} times)" if first and again else first)
-    return "\n".join(told)
-
-
-def write_log(file: Path, command: Sequence[str], folder: Path, code: int, out: str, err: str) -> None:
-    """The log of one model's environment, in the seeds' form."""
-    head = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"
-    file.write_text(Redactor.of_this_process().text(head) + _section("STDOUT", out) + _section("STDERR", err))
-
-
-def _section(title: str, text: str) -> str:
-    return f"\n{RULE}\n{title}:\n{RULE}\n{text or '(empty)'}\n"
-
-
-_SAID = re.compile(r"(?:error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
-LONGEST = 400  # characters of a cause
-
-
-def timed_out(within_s: float, unanswered: int, hung_at: str) -> tuple[str, str, Fault]:
-    """It was ended at its deadline."""
-    limit = f"{within_s / 60:g} minutes" if within_s >= 60 else f"{within_s:g} s"
-    what = f"Process timed out after {limit}"
-    if unanswered:
-        return what, f"The model was too slow: {unanswered} requests had no answer yet.", "model"
-    why = f"It hung in {hung_at}." if hung_at else "It neither asked the model for anything nor ended."
-    return what, why, "environment"
-
-
-def exited(code: int, traffic: Traffic, stderr: str) -> tuple[str, str, Fault]:
-    """It ended by itself before it was through; code is negative for a signal."""
-    what = f"Process {how(code)}"
-    if traffic.over == "budget":
-        return what, f"{traffic.last_error} Does its scorer ever give a score?", "environment"
-    if traffic.over == "model" or (traffic.last_error and not traffic.completions):
-        return what, traffic.last_error, "model"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [said[1] for line in lines if (said := _SAID.match(line))]
-    return what, (errors[-1] if errors else reason(lines, code))[:LONGEST], "environment"
-
-
-def hung_at(file: str, stacks: str) -> str:
-    """The innermost place in the environment's file, of the stacks that Python dumps at SIGABRT; "" if none."""
-    found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
-    return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})" if found else ""
-
+BEYOND_S = 60
+"""So long after the test's deadline the kernel ends this process, should nothing else have; children end with it."""
 
 GRACE_S = 2.0
-TOLD = 1000  # characters of its output that an answer holds (seed 002)
-LARGEST_FILE = 4 * 1024**3  # bytes
+KEPT_HEAD, KEPT_TAIL = 32 * 1024, 64 * 1024  # bytes of a child's output
+LARGEST_FILE = 4 * 1024**3  # bytes that a child may write into one
+LONGEST_OUTPUT = 1000  # characters of it that an answer holds (seed 002)
+LONGEST_CAUSE = 400  # characters
+RULE = "=" * 60
+
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+ ?")  # before a line of a log
+_ERROR = re.compile(r"(?:error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
+
+
+class Interrupted(HalteresError):
+    """The test was ended from outside, or by its deadline."""
+
+    code = "process_exited"
+
+
+def main() -> int:
+    """Test, and write the result. Exit code 0, or 1 where the test itself failed."""
+    folder = own_folder()
+    process.begin("tester")
+    request = folder.request(Request)
+    signal.alarm(int(request.within_s) + BEYOND_S)
+
+    def write(error: HalteresError | None = None) -> None:
+        body = report(folder, request, "failed" if error else "done")
+        if error:
+            body |= {"error": error.sentence, "code": error.code}
+        folder.write("result.json", Redactor.of_this_process().json(body))
+
+    try:
+        with boundary(ServerError, "The test"):
+            asyncio.run(_test(folder, request, write))
+    except HalteresError as error:
+        sys.stderr.write(f"error: {Redactor.of_this_process().text(error.sentence)}\n")
+        if folder.result() is None:  # else all was measured, and only what comes after it went wrong
+            write(error)
+        return 1
+    return 0
+
+
+async def _test(folder: TestFolder, request: Request, write: Callable[[], None]) -> None:
+    """Test until it is done. SIGTERM and the deadline end it in order.
+
+    The result is there as soon as all is measured, before services are closed: who waits for it waits no longer."""
+    loop, testing = asyncio.get_running_loop(), asyncio.ensure_future(Tester(folder, request, done=write).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, testing.cancel)
+    try:
+        await asyncio.wait_for(testing, request.within_s)
+    except TimeoutError as error:
+        raise Interrupted("The test was ended at its deadline.", f"It had {request.within_s:.0f} s.") from error
+    except asyncio.CancelledError as error:
+        raise Interrupted("The test was ended by a signal.") from error
+
+
+class Tester:
+    """One test, from its relay's first request to the last model's end."""
+
+    def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
+        """`done` is called once all is measured; services may still be closing then."""
+        self._folder, self._request, self._done = folder, request, done
+        self._left, self._measured = {one.stem for one in request.models}, asyncio.Event()
+        self._lifeline = Lifeline.open()
+        self._places = asyncio.Semaphore(REMOTE_AT_ONCE)
+
+    async def run(self) -> None:
+        """Test every model, then try odd answers on a scorer that has scored anything."""
+        models = self._request.models
+        try:
+            async with relaying() as relay, asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._test_locals(relay), name="models of this machine")
+                for one in models:
+                    if not one.is_local:
+                        tasks.create_task(self._test_remote(relay, one), name=one.model)
+                await self._measured.wait()  # what follows would disturb the measured time
+                if any(read_outcome(self._folder, self._request, one).completions for one in models):
+                    self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._request))
+                self._done()
+        finally:
+            self._lifeline.close()
+
+    async def _test_remote(self, relay: Relay, one: TestedModel) -> None:
+        async with self._places:
+            to = self._destination(one, environ.openrouter_url(), REMOTE_REQUESTS, environ.openrouter_key())
+            await self._test_model(one, *relay.open(to))
+
+    async def _test_locals(self, relay: Relay) -> None:
+        for one in self._request.models:
+            if not one.is_local:
+                continue
+            try:
+                async with self._service(one) as service:
+                    url = f"{service.url}/runs/{self._folder.test_id}/v1"
+                    to = self._destination(one, url, LOCAL_REQUESTS, service.key)
+                    await self._test_model(one, *relay.open(to))
+            except HalteresError as error:
+                self._end(one, Ended(error=error.what, why=error.why, fault="model"))
+
+    @asynccontextmanager
+    async def _service(self, one: TestedModel) -> AsyncIterator[Server]:
+        """A service for one model: a new one, unless one was given; for weights of a run its own, or one on its
+        state."""
+        if one.problem:
+            raise NotFound(one.problem)
+        if one.service_url:
+            yield Server(url=one.service_url, key=environ.api_key())
+            return
+        log, given_up = self._folder.path / "service.log", threading.Event()
+        run = find_run(one.run) if one.run else None
+        inference = run.settings().inference if run else None
+        base, arguments = (
+            (inference.model, service_arguments(inference)) if inference else (one.base, self._request.service)
+        )
+        service: AbstractContextManager[Server] = served(base, run, arguments=arguments, log=log, given_up=given_up)
+        stack = ExitStack()
+        starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, service))
+        try:
+            yield await asyncio.shield(starting)
+        finally:
+            given_up.set()
+            await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
+            await asyncio.to_thread(stack.close)
+            shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
+
+    def _destination(self, one: TestedModel, base_url: str, parallel: int, key: str | None = None) -> Destination:
+        """An environment of ours is given the limits of answers; for another they are set on its requests."""
+        request = self._request
+        return Destination(
+            base_url=base_url,
+            model=one.base,
+            ends_at=time.monotonic() + request.model_within_s + GRACE_S,
+            budget=COMPLETIONS_PER_ROLLOUT * request.rollouts,
+            max_tokens=request.max_tokens if request.program.is_foreign else None,
+            temperature=request.temperature if request.program.is_foreign else None,
+            key=key,
+            parallel=parallel,
+        )
+
+    async def _test_model(self, one: TestedModel, address: str, upstream: Upstream) -> None:
+        """Run the environment against one model; whatever happens is in its ended.json."""
+        folder, request = self._folder, self._request
+        try:
+            with boundary(ServerError, "The test"):
+                child = EnvironmentProcess(
+                    command=command_of(folder, request, one, address),
+                    request=request,
+                    log=folder.log(one),
+                    # An environment of atroposlib's wants it where the model gives no tokens.
+                    variables={} if one.is_local else {"ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"},
+                    upstream=upstream,
+                    lifeline=self._lifeline,
+                )
+                ended = await child.run()
+                outcome = read_outcome(folder, request, one)
+                made, expected = len(outcome.groups or outcome.responses), len(request.prompts) or request.num_steps
+                if not ended.error and made < expected:
+                    what = f"Process exited with code 0 after {made} of {expected} steps"
+                    if not outcome.output_file.exists():
+                        what = f"Output file not created: {outcome.output_file}"
+                    why = "Does its code end the process?"
+                    ended = msgspec.structs.replace(ended, error=what, why=why, fault="environment")
+        except HalteresError as error:
+            ended = Ended(error=error.what, why=error.why, fault="test", traffic=upstream.traffic)
+        self._end(one, ended)
+
+    def _end(self, one: TestedModel, ended: Ended) -> None:
+        self._folder.work(one).mkdir(exist_ok=True)
+        self._folder.write(f"{one.stem}/ended.json", ended)
+        self._left.discard(one.stem)
+        if not self._left:
+            self._measured.set()
+
+
+def command_of(folder: TestFolder, request: Request, one: TestedModel, address: str) -> tuple[str, ...]:
+    """Write what the environment reads into its folder, which is made here; the command that runs it."""
+    work = folder.work(one)
+    work.mkdir()
+    tokenizer = one.tokenizer or str(character_tokenizer(work / "characters"))
+    server = {
+        "model_name": one.base,
+        "tokenizer_name": tokenizer,  # atroposlib would look for the model's on the hub
+        "base_url": address,
+        "api_key": "x",
+        "server_type": "sglang" if one.is_local else "openai",
+        "timeout": request.model_within_s,
+        "health_check": False,
+    }
+    env = {
+        **request.env,
+        "total_steps": request.num_steps,
+        "group_size": request.group_size,
+        "batch_size": -1,
+        "ensure_scores_are_not_same": False,  # whether they vary is the question
+        "include_messages": True,
+        "use_wandb": False,
+        "wandb_name": one.wandb_run,
+        "tokenizer_name": tokenizer,
+        "data_path_to_save_groups": str(folder.groups(one)),
+        **({} if request.program.is_foreign else _own_settings(request, one, work)),
+    }
+    env = json.loads(json.dumps(env))  # values of types that YAML has no word for
+    config = work / "config.yaml"
+    settings = {"env": env, "openai": [server], "slurm": False, "testing": False}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    if not request.prompts:
+        return request.program.command("process", "--config", str(config))
+    # Free prompts go through our own program, in the environment's interpreter where it is one of ours.
+    job = work / "job.json"
+    job.write_text(json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}))
+    python = sys.executable if request.program.is_foreign else request.program.interpreter
+    declared = read_environment(request.program.path)
+    environment = (str(request.program.path), declared.class_name if declared else "")
+    environment = () if request.program.is_foreign else environment
+    return (python, "-m", "halteres.agent.trial.answering", str(config), str(job), *environment)
+
+
+def _own_settings(request: Request, one: TestedModel, work: Path) -> dict[str, Any]:
+    """What our own BaseEnv has besides."""
+    env = request.env
+    own: dict[str, Any] = {name: min(env.get(name, most), most) for name, most in RETRIES.items()}
+    own["max_dropped_groups"] = RETRIES["max_dropped_groups"]  # 0 would be: never
+    limits = {"max_new_tokens": request.max_tokens, "temperature": request.temperature}
+    own |= {name: value for name, value in limits.items() if value is not None}
+    if not one.is_local and env.get("max_token_length", 0) > 0:
+        own["max_token_length"] = FOREIGN_TOKENS * env["max_token_length"]
+    return {**own, "run_dir": str(work)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sitting:
-    """One candidate at its place."""
+class EnvironmentProcess:
+    """An environment that answers with one model, as a child process."""
 
     command: Sequence[str]
-    environment_file: str
-    folder: Path  # where it runs: the environment's working directory
+    request: Request
     log: Path
-    variables: Mapping[str, str]
-    keys: Sequence[str]  # names of the secret variables that it is given
+    variables: dict[str, str]
     upstream: Upstream  # to its model
-    within_s: float
     lifeline: Lifeline
 
-    async def take(self) -> Ended:
+    async def run(self) -> Ended:
         """Run the command to its end, or to the deadline. OSError: it cannot be started."""
-        began = time.monotonic()
-        out, err = Output(), Output()
-        with out.pipe() as stdout, err.pipe() as stderr:
-            process = await self._start(stdout, stderr)
-        try:
-            unanswered = await self._until_over(process)
-        finally:
-            code = await _end(process)
-            await asyncio.gather(out.ended(GRACE_S), err.ended(GRACE_S))
-        write_log(self.log, self.command, self.folder, code, out.text, err.text)
-        seconds, traffic = time.monotonic() - began, self.upstream.traffic
+        began, traffic, within_s = time.monotonic(), self.upstream.traffic, self.request.model_within_s
+        place = self.log.parent
+        with tempfile.TemporaryFile(dir=place) as out, tempfile.TemporaryFile(dir=place) as err:
+            child = await self._start(out, err)
+            try:
+                unanswered = await self._until_over(child)
+            finally:
+                code = await _end(child)
+            stdout, stderr = _printed(out), _printed(err)
+        folder, command = self.request.program.working_directory, " ".join(self.command)
+        log = f"Command: {command}\nWorking dir: {folder}\nReturn code: {code}\n"  # the seeds' form
+        for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
+            log += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
+        self.log.write_text(Redactor.of_this_process().text(log))
+        ended = Ended(seconds=time.monotonic() - began, traffic=traffic)
         if code == 0 and unanswered is None:
-            return Ended(seconds=seconds, traffic=traffic)
+            return ended
         if unanswered is None:
-            error, why, fault = exited(code, traffic, err.text)
+            error, why, fault = exited(code, traffic, stderr)
         else:
-            error, why, fault = timed_out(self.within_s, unanswered, hung_at(self.environment_file, err.text))
-        said = {"stdout": folded(out.text)[-TOLD:], "stderr": folded(err.text)[-TOLD:]}
-        return Ended(error=error, why=why, fault=fault, seconds=seconds, traffic=traffic, **said)
+            error, why, fault = timed_out(within_s, unanswered, hung_at(str(self.request.program.path), stderr))
+        ends = {"stdout": folded(stdout)[-LONGEST_OUTPUT:], "stderr": folded(stderr)[-LONGEST_OUTPUT:]}
+        return msgspec.structs.replace(ended, error=error, why=why, fault=fault, **ends)
 
-    async def _until_over(self, process: asyncio.subprocess.Process) -> int | None:
-        """Until it has ended, or its model has for good: None. At the deadline, how many requests have no answer."""
-        over = self.upstream.over
-        waits = [asyncio.create_task(wait) for wait in (over.wait(), process.wait())]
-        try:
-            await asyncio.wait(waits, timeout=self.within_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if over.is_set():
-            await _ended(process, GRACE_S)  # some clients repeat for minutes what nobody will answer
-        if over.is_set() or process.returncode is not None:
-            return None
-        unanswered = self.upstream.traffic.in_flight
-        if not unanswered:
-            process.send_signal(signal.SIGABRT)  # its last words are where it hangs
-            await _ended(process, GRACE_S)
-        return unanswered
-
-    async def _start(self, stdout: int, stderr: int) -> asyncio.subprocess.Process:
+    async def _start(self, stdout: IO[bytes], stderr: IO[bytes]) -> asyncio.subprocess.Process:
         lifeline = {"HALTERES_LIFELINE_FD": str(self.lifeline.read_end)}
         python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        keys = secret_variables(self.request.env)
         return await asyncio.create_subprocess_exec(
             *self.command,
-            cwd=self.folder,
-            env=environ.with_keys(*self.keys, **lifeline, **python, **self.variables),
+            cwd=self.request.program.working_directory,
+            env=environ.with_keys(*keys, **lifeline, **python, **self.variables),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -226,21 +342,39 @@ class Sitting:
             preexec_fn=_bounded,
         )
 
+    async def _until_over(self, child: asyncio.subprocess.Process) -> int | None:
+        """Until it has ended, or its model has for good: None. At the deadline, how many requests have no answer."""
+        over = self.upstream.over
+        waits = [asyncio.create_task(wait) for wait in (over.wait(), child.wait())]
+        try:
+            await asyncio.wait(waits, timeout=self.request.model_within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if over.is_set():
+            await _wait(child, GRACE_S)  # some clients repeat for minutes what nobody will answer
+        if over.is_set() or child.returncode is not None:
+            return None
+        unanswered = self.upstream.traffic.in_flight
+        if not unanswered:
+            child.send_signal(signal.SIGABRT)  # its last words are where it hangs
+            await _wait(child, GRACE_S)
+        return unanswered
 
-async def _ended(process: asyncio.subprocess.Process, within_s: float) -> bool:
+
+async def _wait(child: asyncio.subprocess.Process, within_s: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), within_s)
-    return process.returncode is not None
+        await asyncio.wait_for(child.wait(), within_s)
 
 
-async def _end(process: asyncio.subprocess.Process) -> int:
+async def _end(child: asyncio.subprocess.Process) -> int:
     """SIGTERM where it still runs, then SIGKILL for its group; the exit code."""
-    if process.returncode is None:
-        process.terminate()
-        await _ended(process, GRACE_S)
+    if child.returncode is None:
+        child.terminate()
+        await _wait(child, GRACE_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it started outlives it otherwise
-    return await process.wait()
+        os.killpg(child.pid, signal.SIGKILL)  # what it started outlives it otherwise
+    return await child.wait()
 
 
 def _bounded() -> None:
@@ -250,128 +384,57 @@ def _bounded() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
-LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
+def _printed(file: IO[bytes]) -> str:
+    """What a child printed, without its middle where it was much, and without secrets."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    text = file.read(KEPT_HEAD)
+    if size > KEPT_HEAD + KEPT_TAIL:
+        text += f"\n... {size - KEPT_HEAD - KEPT_TAIL} bytes ...\n".encode()
+        file.seek(-KEPT_TAIL, os.SEEK_END)
+    return Redactor.of_this_process().text((text + file.read()).decode(errors="replace"))
 
 
-class Tester:
-    """One test, from its relay's first request to the last candidate's end."""
+def folded(text: str) -> str:
+    """The text with lines that only repeat the one before, but for the time, counted.
 
-    def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
-        """`done` is called once all is measured; services may still be closing then."""
-        self._folder, self._asked, self._done = folder, request, done
-        self._left, self._measured = {one.stem for one in request.candidates}, asyncio.Event()
-        self._lifeline = Lifeline.open()
-        self._places = asyncio.Semaphore(REMOTE_AT_ONCE)
+    >>> folded("2026-01-01 10:00:00,001 It failed.\\n2026-01-01 10:00:00,002 It failed.\\nSo.")
+    '2026-01-01 10:00:00,001 It failed. (2 times)\\nSo.'
+    """
+    short: list[str] = []
+    for _, lines in groupby(text.split("\n"), key=lambda line: _TIME.sub("", line)):
+        first, *again = lines
+        short.append(f"{first} ({len(again) + 1} times)" if first and again else first)
+    return "\n".join(short)
 
-    async def run(self) -> None:
-        """Test every candidate."""
-        local = [one for one in self._asked.candidates if one.is_local]
-        remote = [one for one in self._asked.candidates if not one.is_local]
-        try:
-            async with relaying() as relay, asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._locals(relay, local), name="models of this machine")
-                for one in remote:
-                    tasks.create_task(self._remote(relay, one), name=one.model)
-                tasks.create_task(self._conclude(), name="the scorer")
-        finally:
-            self._lifeline.close()
 
-    async def _conclude(self) -> None:
-        """Try odd answers on a scorer that has scored anything: after the models, whose time is measured."""
-        await self._measured.wait()
-        if any(read_outcome(self._folder, self._asked, one).completions for one in self._asked.candidates):
-            self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._asked))
-        self._done()
+def timed_out(within_s: float, unanswered: int, hung_at: str) -> tuple[str, str, Fault]:
+    """What, why and whose fault it was, of a process that was ended at its deadline."""
+    limit = f"{within_s / 60:g} minutes" if within_s >= 60 else f"{within_s:g} s"
+    what = f"Process timed out after {limit}"
+    if unanswered:
+        return what, f"The model was too slow: {unanswered} requests had no answer yet.", "model"
+    why = f"It hung in {hung_at}." if hung_at else "It neither asked the model for anything nor ended."
+    return what, why, "environment"
 
-    async def _remote(self, relay: Relay, one: Candidate) -> None:
-        async with self._places:
-            to = self._destination(one, environ.openrouter_url(), REMOTE_REQUESTS, environ.openrouter_key())
-            await self._sit(one, *relay.open(to))
 
-    async def _locals(self, relay: Relay, candidates: Iterable[Candidate]) -> None:
-        for one in candidates:
-            try:
-                async with self._service(one) as service:
-                    url = f"{service.url}/runs/{self._asked.test_id}/v1"
-                    to = self._destination(one, url, LOCAL_REQUESTS, service.key)
-                    await self._sit(one, *relay.open(to))
-            except HalteresError as error:
-                self._end(one, Ended(error=error.what, why=error.why, fault="model"))
+def exited(code: int, traffic: Traffic, stderr: str) -> tuple[str, str, Fault]:
+    """The same of one that ended by itself before it was through; code is negative for a signal."""
+    what = f"Process {how(code)}"
+    if traffic.over == "budget":
+        return what, f"{traffic.last_error} Does its scorer ever give a score?", "environment"
+    if traffic.over == "model" or (traffic.last_error and not traffic.completions):
+        return what, traffic.last_error, "model"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    return what, (errors[-1] if errors else reason(lines, code))[:LONGEST_CAUSE], "environment"
 
-    @asynccontextmanager
-    async def _service(self, one: Candidate) -> AsyncIterator[Server]:
-        """A service for one model: a new one, unless one was given."""
-        if one.problem:
-            raise NotFound(one.problem)
-        if one.service_url:
-            yield Server(url=one.service_url, key=environ.api_key())
-            return
-        stack, log, given_up = ExitStack(), self._folder.path / "service.log", threading.Event()
-        owned = self._served(one, log, given_up)
-        starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, owned))
-        try:
-            yield await asyncio.shield(starting)
-        finally:
-            given_up.set()
-            await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
-            await asyncio.to_thread(stack.close)
-            shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
 
-    def _served(self, one: Candidate, log: Path, given_up: threading.Event) -> AbstractContextManager[Server]:
-        """A service that has the model: for weights of a run its own, or one on its state."""
-        if not one.run:
-            return served(one.base, arguments=self._asked.service, log=log, given_up=given_up)
-        run = find_run(one.run)
-        inference = run.settings().inference
-        return served(inference.model, run, arguments=service_arguments(inference), log=log, given_up=given_up)
+def hung_at(file: str, stacks: str) -> str:
+    """The innermost place in the environment's file, of the stacks that Python dumps at SIGABRT; "" if none."""
+    found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
+    return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})" if found else ""
 
-    def _destination(self, one: Candidate, base_url: str, parallel: int, key: str | None = None) -> Destination:
-        """An environment of ours is told the limits of answers; for another they are set on its requests."""
-        asked = self._asked
-        return Destination(
-            base_url=base_url,
-            model=one.base,
-            ends_at=time.monotonic() + asked.model_within_s + GRACE_S,
-            budget=COMPLETIONS_PER_ROLLOUT * asked.rollouts,
-            max_tokens=asked.max_tokens if asked.is_foreign else None,
-            temperature=asked.temperature if asked.is_foreign else None,
-            key=key,
-            parallel=parallel,
-        )
 
-    async def _sit(self, one: Candidate, address: str, upstream: Upstream) -> None:
-        """One candidate's sitting; whatever happens is in its ended.json."""
-        try:
-            with boundary(ServerError, "The test"):
-                sitting = Sitting(
-                    command=command_of(self._folder, self._asked, one, address),
-                    environment_file=self._asked.environment_file,
-                    folder=Path(self._asked.working_directory),
-                    log=self._folder.log(one),
-                    variables=variables_of(one),
-                    keys=secret_variables(self._asked.env),
-                    upstream=upstream,
-                    within_s=self._asked.model_within_s,
-                    lifeline=self._lifeline,
-                )
-                self._end(one, self._looked_at(one, await sitting.take()))
-        except HalteresError as error:
-            self._end(one, Ended(error=error.what, why=error.why, fault="test", traffic=upstream.traffic))
-
-    def _looked_at(self, one: Candidate, ended: Ended) -> Ended:
-        """The ending; a process that ended well with less than was asked has not."""
-        outcome = read_outcome(self._folder, self._asked, one)
-        made, wanted = len(outcome.groups or outcome.responses), len(self._asked.prompts) or self._asked.num_steps
-        if ended.error or made >= wanted:
-            return ended
-        what = f"Process exited with code 0 after {made} of {wanted} steps"
-        if not outcome.output_file.exists():
-            what = f"Output file not created: {outcome.output_file}"
-        return msgspec.structs.replace(ended, error=what, why="Does its code end the process?", fault="environment")
-
-    def _end(self, one: Candidate, ended: Ended) -> None:
-        self._folder.work(one).mkdir(exist_ok=True)
-        self._folder.write(f"{one.stem}/ended.json", ended)
-        self._left.discard(one.stem)
-        if not self._left:
-            self._measured.set()
+if __name__ == "__main__":
+    sys.exit(main())

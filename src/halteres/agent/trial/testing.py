@@ -1,33 +1,30 @@
 """The tool that tries an environment before training: rl_test_inference.
 
-Owns: what a call means (a new test, or one to go on waiting for: named, or open and of the same arguments), the wait,
-the answer of an unfinished test; that a caller without the token spends no key.
-Never: tests (`trial` does, in a process of its own).
+It starts a test (`tester`, a process of its own), or goes on waiting for one: named, or open and of the same arguments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from halteres.agent.arguments import Draft, WaitSeconds
 from halteres.agent.caller import Caller, TokenNeeded
-from halteres.agent.drafting.drafts import current, load_draft
+from halteres.agent.drafting import drafts
 from halteres.agent.tool import Hints, LongArguments, Result, tool
-from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start
+from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
 from halteres.agent.trial.report import brief, report
-from halteres.agent.trial.request import Order, Request
+from halteres.agent.trial.request import Request, new_request
 from halteres.config import environ
 from halteres.errors import NotReady
 from halteres.next_step import worded
 
-LOOK_EVERY_S = 0.05
 STARTED_WITHIN_S = 5.0  # longer where the call may wait longer
 
 LOST = "The test's process is gone (killed, or the machine was restarted); what it had measured by then stands."
@@ -45,7 +42,7 @@ class Tested(Result):
     test_id: str
     samples: list[dict[str, Any]] = []  # step, prompt, best, worst, reference
     note: str = ""  # how prompts were counted, where the base model is not here
-    discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; told once
+    discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; once
     responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
 
 
@@ -87,8 +84,8 @@ async def rl_test_inference(
     if test_id:
         folder = await asyncio.to_thread(find_test, test_id)
     else:
-        order = Order(
-            draft=await asyncio.to_thread(load_draft, caller, draft),
+        make_request = partial(
+            new_request,
             num_steps=num_steps,
             group_size=group_size,
             models=models,
@@ -97,47 +94,39 @@ async def rl_test_inference(
             temperature=temperature,
             backend=backend,
         )
-        folder, discarded = await _started(caller, order, max(wait_s, STARTED_WITHIN_S))
+        request, discarded = await _request(caller, draft, make_request, max(wait_s, STARTED_WITHIN_S))
+        folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
     await until_ended(folder, ends_at)
-    told = await asyncio.to_thread(_answer, folder)
+    answer = await asyncio.to_thread(_answer, folder)
     if discarded:
-        told["discarded_edits"] = dict(discarded)
-    return Tested(**told)
+        answer["discarded_edits"] = dict(discarded)
+    return Tested(**answer)
 
 
-async def _started(caller: Caller, order: Order, within_s: float) -> tuple[TestFolder, Mapping[str, Any]]:
-    """A test under way, and edits that its draft can have no more.
+async def _request(
+    caller: Caller, draft: str | None, make_request: Callable[[drafts.Draft], Request], within_s: float
+) -> tuple[Request, Mapping[str, Any]]:
+    """What is asked, and edits that the draft can have no more. A caller without the token spends no key.
 
     NotReady where the environment takes too long to describe itself; it is not asked twice.
     """
-    asking = asyncio.create_task(caller.in_thread("rl_test_inference", _requested, caller, order))
+
+    def find_out() -> tuple[Request, Mapping[str, Any]]:
+        chosen, discarded = drafts.current(caller, draft)
+        request = make_request(chosen)
+        spent = [name for name in keys_for(request) if environ.is_set(name)]
+        if spent and caller.open_threads is not None:
+            why = f"Others are asked with this server's {' and '.join(spent)}"
+            raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
+        return request, discarded
+
+    asking = asyncio.create_task(caller.in_thread("rl_test_inference", find_out))
     try:
         async with asyncio.timeout(within_s):
-            request, discarded = await asyncio.shield(asking)
+            return await asyncio.shield(asking)
     except TimeoutError as error:
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
         raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
-    folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
-    return folder, discarded
-
-
-def _requested(caller: Caller, order: Order) -> tuple[Request, Mapping[str, Any]]:
-    kept = current(caller, order.draft.handle)
-    request = replace(order, draft=kept.draft).request()
-    spent = [name for name in keys_for(request) if environ.is_set(name)]
-    if spent and caller.open_threads is not None:
-        why = f"Others are asked with this server's {' and '.join(spent)}"
-        raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
-    return request, kept.discarded
-
-
-async def until_ended(folder: TestFolder, ends_at: float) -> None:
-    """Wait until nothing goes on in this folder, or until this time (monotonic s)."""
-    while True:
-        phase, left = await asyncio.to_thread(folder.phase), ends_at - time.monotonic()
-        if phase != "running" or left <= 0:
-            return
-        await asyncio.sleep(min(LOOK_EVERY_S, left))
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
@@ -147,11 +136,11 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         with suppress(OSError):  # then the same call may be given it again
             folder.collected.touch()
         return brief(result)
-    told = report(folder, folder.request(), "running")
+    answer = report(folder, folder.request(Request), "running")
     if folder.phase() == "running":
-        told["next"] = worded("rl_test_inference", test_id=folder.test_id)
+        answer["next"] = worded("rl_test_inference", test_id=folder.test_id)
     elif folder.result() is not None:  # it ended while we looked
         return _answer(folder)
     else:
-        told |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
-    return brief(told)
+        answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
+    return brief(answer)
