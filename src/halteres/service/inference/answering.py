@@ -21,7 +21,7 @@ from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.outputs import Output, PromptLogprobs, Writer
+from halteres.service.inference.outputs import Output, Writer, prompt_positions
 from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Refused, Weights, read
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
@@ -127,7 +127,7 @@ class Inference:
             return await self.aside(request.call, shaped, TOKEN_WORK * (request.num_prompt_logprobs + tokens))
 
     def _outputs(self, request: InferenceRequest, first: int, result: SampleResult) -> Iterator[Output]:
-        of_prompt = PromptLogprobs.of(result)
+        of_prompt = prompt_positions(request.prompts[first // request.sampling.n], result)
         for place, one in enumerate(result.sequences, first):
             piece = Sequence(tokens=b"", logprobs=b"", stop_reason="length") if request.scores_only else one
             yield Writer(self.tokenizer, request, place).add(piece, result.version, of_prompt)
@@ -288,7 +288,8 @@ class BestOf:
             NotReady: the reward model could not be asked, or scored no sequence at all.
         """
         values: list[float | None] = [
-            math.fsum(one.logprobs) / len(one.logprobs) if one.logprobs else None for one in outputs
+            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens) if one.tokens else None
+            for one in outputs
         ]
         if reward_model is not None:
             values = await self._scores(reward_model, [text_of(one) for one in outputs])

@@ -21,7 +21,7 @@ from halteres.service.answers import answer, openai_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.http import DONE, begun, data
-from halteres.service.inference.outputs import BROKEN, Output, PromptLogprobs, Row
+from halteres.service.inference.outputs import BROKEN, Output, Row
 from halteres.service.inference.requests import (
     CHAT,
     COMPLETIONS,
@@ -171,12 +171,10 @@ class Answer:
             yield data(self.whole([], []))
         yield DONE
 
-    def _prompt_logprobs(self, prompt: Prompt, found: PromptLogprobs) -> list[dict[str, Any] | None]:
-        """vLLM's: per position the token that stands there, then the most likely ones, by id."""
-        positions = zip(prompt.tokens, found.logprobs, found.top, strict=True)
-        return [None if logprob is None else self._ranked(token, logprob, row) for token, logprob, row in positions]
-
-    def _ranked(self, token: int, logprob: float, row: Row) -> dict[str, Any]:
+    def _ranked(self, token: int, logprob: float | None, row: Row) -> dict[str, Any] | None:
+        """A position in vLLM's `prompt_logprobs`: the token that stands there, then the most likely ones, by id."""
+        if logprob is None:
+            return None
         ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
         return {
             str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
@@ -256,7 +254,7 @@ class CompletionAnswer(Answer):
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
         if first and one.of_prompt is not None and body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt, one.of_prompt)
+            choice["prompt_logprobs"] = [self._ranked(*position) for position in one.of_prompt]
         return choice
 
     def _chunk(self, one: Output) -> dict[str, Any] | None:
@@ -272,17 +270,15 @@ class CompletionAnswer(Answer):
         offset = self._lengths.get(one.place, 0)
         if (num_top := self._body.top) is None:
             return None
-        tokens, rows = one.tokens, one.top
-        logprobs: list[float | None] = [*one.logprobs]
+        positions = one.positions
         if with_prompt and one.of_prompt is not None:
-            tokens, logprobs = one.prompt.tokens + tokens, one.of_prompt.logprobs + logprobs
-            rows = [row[:num_top] for row in one.of_prompt.top] + rows
-        names, offsets = [self.name(token) for token in tokens], list[int]()
+            positions = [(token, logprob, row[:num_top]) for token, logprob, row in one.of_prompt] + positions
+        names, offsets = [self.name(token) for token, _, _ in positions], list[int]()
         for name in names:
             offsets.append(offset)
             offset += len(name)
         self._lengths[one.place] = offset
-        positions = zip(tokens, logprobs, rows, strict=True)
+        logprobs = [logprob for _, logprob, _ in positions]
         top = [self._by_name(*position) for position in positions] if num_top else None
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
@@ -397,20 +393,22 @@ class ChatAnswer(Answer):
         return {"choices": [choice], **of_prompt}
 
     def _of_prompt(self, one: Output) -> dict[str, Any]:
-        scored = {} if one.of_prompt is None else {"prompt_logprobs": self._prompt_logprobs(one.prompt, one.of_prompt)}
-        return {**scored, "prompt_token_ids": one.prompt.tokens}
+        tokens = {"prompt_token_ids": one.prompt.tokens}
+        if one.of_prompt is None:
+            return tokens
+        return {"prompt_logprobs": [self._ranked(*position) for position in one.of_prompt], **tokens}
 
     def _facts(self, one: Output) -> dict[str, Any]:
         finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
         if self._body.logprobs:
             content = [
                 {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in row]}
-                for token, logprob, row in zip(one.tokens, one.logprobs, one.top, strict=True)
+                for token, logprob, row in one.positions
             ]
             logprobs = {"content": content, "refusal": None}
         return {"finish_reason": finish, "stop_reason": one.matched, "logprobs": logprobs}
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         """A token with its bytes; null where it is part of a character only."""
         text = self.name(token)
         return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
