@@ -70,24 +70,16 @@ class Inference:
         return await self._threads.run(call.tenant, size, make)
 
     async def prompts(self, call: Call, given: list[str | list[int]], special: bool | None = None) -> list[Prompt]:
-        """Texts or tokens as the prompts that they are; long ones are tokenised aside.
-
-        Raises:
-            InvalidData: a text is longer than the model reads.
-        """
+        """Texts or tokens as prompts; long ones are tokenised aside, and a text that no model reads is refused."""
         longest = await self._longest_text()
-        return await self.aside(
-            call,
-            lambda: [Prompt.of(one, self.tokenizer, longest, special) for one in given],
-            len(call.body),
-        )
+
+        def read() -> list[Prompt]:
+            return [Prompt.of(one, self.tokenizer, longest, special) for one in given]
+
+        return await self.aside(call, read, len(call.body))
 
     async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
-        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside.
-
-        Raises:
-            InvalidData: the template cannot take the chat, or its text is longer than the model reads.
-        """
+        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside."""
         longest = await self._longest_text()
         return await self.aside(
             call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))

@@ -105,11 +105,7 @@ class Vllm(SamplingFields, kw_only=True):
 
 
 def read_generate(body: bytes) -> Sglang | Vllm:
-    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's.
-
-    Raises:
-        InvalidData: it is neither, or asks for what nobody does here.
-    """
+    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's."""
     fields = {name for name, value in read(body, dict[str, msgspec.Raw]).items() if bytes(value) != b"null"}
     is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
     return read(body, Vllm if is_vllm else Sglang, GENERATE)

@@ -161,7 +161,7 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
         if len(tokens) % 4:
             raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
         inputs = {
-            name: _array(_named(index, name), tensor, budget, scalars=custom and name != "target_tokens")
+            name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=custom and name != "target_tokens")
             for name, tensor in datum.loss_fn_inputs.items()
         }
         spans = [
@@ -172,10 +172,6 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
         ]
         sequences = _sequences_of(index, spans, len(tokens) // 4, message.loss_fn)
         yield Datum(tokens=tokens, inputs=inputs, sequences=sequences)
-
-
-def _named(index: int, name: str) -> str:
-    return f"Datum {index}: '{name[:100]}'"
 
 
 def _no_text(index: int, kind: str) -> InvalidData:
@@ -306,7 +302,10 @@ def _datums_in_json(found: PassInput) -> Iterator[Datum]:
             if chunk.type != "encoded_text":
                 raise _no_text(index, f"'{chunk.type[:50]}'")
         tokens = [token for chunk in datum.model_input.chunks for token in chunk.tokens]
-        inputs = {name: tensor_of(_named(index, name), tensor, budget) for name, tensor in datum.loss_fn_inputs.items()}
+        inputs = {
+            name: tensor_of(f"Datum {index}: '{name[:100]}'", tensor, budget)
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
         spans = _spans(index, datum.loss_fn_input_spans) if found.loss_fn == STABLE_REINFORCE else ()
         sequences = _sequences_of(index, spans, len(tokens), found.loss_fn)
         try:
