@@ -50,7 +50,8 @@ class Inference:
         self.tokenizer, self.base, self.addresses = service.tokenizer, service.base, Addresses(service)
         self.best_of = BestOf(service.options.reward_models)
         self._fleet, self._journal, self._samples = service.fleet, service.journal, service.samples
-        self._threads, self._logprobs, self._longest = service.threads, service.options.sample_logprobs, 0
+        self._threads, self._longest = service.threads, 0
+        self._logprobs = service.options.sample_logprobs
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""

@@ -135,13 +135,16 @@ class Answer:
     """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
 
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
-        self.tokenizer, self._request, self._options = tokenizer, request, body.stream_options
-        self._usage = Usage()
+        self._tokenizer, self._request, self._options, self._usage = tokenizer, request, body.stream_options, Usage()
         # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of equal text.
         by_id = body.return_tokens_as_token_ids
         self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
         id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
         self._head = {"id": id, "object": kind, "created": created, "model": model}
+
+    def scorable(self, one: Output) -> Scorable:
+        """What a reward model reads of a sequence."""
+        raise NotImplementedError
 
     def _choice(self, one: Output) -> dict[str, Any]:
         raise NotImplementedError
@@ -187,19 +190,13 @@ def failed(error: HalteresError) -> bytes:
     return data(openai_error(error)) + DONE
 
 
-async def _respond(
-    inference: Inference,
-    request: InferenceRequest,
-    body: OpenAIBody,
-    answered: Answer,
-    scorable: Callable[[Output], Scorable],
-) -> Response:
+async def _respond(inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer) -> Response:
     if body.stream:
         return await begun(inference.stream(request), answered.events, failed)
     if not body.is_ranked:
         return await inference.write(request, lambda outputs: answer(answered.whole(outputs, outputs)))
     outputs = await inference.write(request, list)
-    best = await inference.best_of.chosen(outputs, body.n, body.reward_model, scorable)
+    best = await inference.best_of.chosen(outputs, body.n, body.reward_model, answered.scorable)
     return await inference.aside(request.call, lambda: answer(answered.whole(best, outputs)))
 
 
@@ -218,12 +215,7 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
     weights = inference.weights(call, body.model)
     request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
-    answered = CompletionAnswer(inference.tokenizer, request, body)
-
-    def scorable(one: Output) -> Scorable:
-        return Scorable(prompt=answered.text_of(one.prompt), completion=one.text)
-
-    return await _respond(inference, request, body, answered, scorable)
+    return await _respond(inference, request, body, CompletionAnswer(inference.tokenizer, request, body))
 
 
 class CompletionAnswer(Answer):
@@ -234,18 +226,21 @@ class CompletionAnswer(Answer):
         self._body = body
         self._lengths: dict[int, int] = {}  # by place: characters of the names of its tokens so far
 
-    def text_of(self, prompt: Prompt) -> str:
-        """A prompt as text, where tokens were sent too."""
+    def scorable(self, one: Output) -> Scorable:
+        """For a reward model."""
+        return Scorable(prompt=self._text_of(one.prompt), completion=one.text)
+
+    def _text_of(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+        return self._tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _choice(self, one: Output) -> dict[str, Any]:
         """The first piece of a sequence brings what was asked of the prompt."""
         body, first = self._body, one.first
         choice: dict[str, Any] = {
             "index": one.place,
-            "text": (self.text_of(one.prompt) if first and body.echo else "") + one.text,
+            "text": (self._text_of(one.prompt) if first and body.echo else "") + one.text,
             "finish_reason": one.finish,
             "stop_reason": one.matched,
             "token_ids": one.tokens,
@@ -307,15 +302,7 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     request = InferenceRequest(
         call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
     )
-    answered = ChatAnswer(inference.tokenizer, request, body)
-
-    def scorable(one: Output) -> Scorable:
-        """The chat and the answer, which may go on with its last message."""
-        messages = [flat(message) for message in chat.messages]
-        begun = messages.pop()["content"] if chat.continue_final_message else ""
-        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
-
-    return await _respond(inference, request, body, answered, scorable)
+    return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
 
 
 def _chat(tokenizer: Tokenizer, body: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
@@ -363,6 +350,12 @@ class ChatAnswer(Answer):
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(tokenizer, request, body, "chatcmpl", kind)
         self._body, self._begun = body, False
+
+    def scorable(self, one: Output) -> Scorable:
+        """The chat and the answer, which may go on with its last message."""
+        messages = [flat(message) for message in self._body.messages]
+        begun = messages.pop()["content"] if self._body.continue_final_message else ""
+        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
 
     def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer, and what was asked of its prompt."""
