@@ -50,8 +50,7 @@ class Inference:
         self.tokenizer, self.base, self.addresses = service.tokenizer, service.base, Addresses(service)
         self.best_of = BestOf(service.options.reward_models)
         self._fleet, self._journal, self._samples = service.fleet, service.journal, service.samples
-        self._threads, self._longest = service.threads, 0
-        self._logprobs = service.options.sample_logprobs
+        self._threads, self._options, self._longest = service.threads, service.options, 0
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
@@ -153,7 +152,7 @@ class Inference:
             top_p=sampling.top_p,
             stop_tokens=(*sampling.named_stop_tokens, *ends),
             stop_strings=sampling.stop_strings,
-            logprobs=self._logprobs,
+            logprobs=self._options.sample_logprobs,
         )
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         wanted = Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top)

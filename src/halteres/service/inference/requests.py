@@ -33,11 +33,8 @@ T = TypeVar("T")
 SCHEME = "tinker://"
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-
-TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
-"""Of the most likely tokens at a position; 256 is the engine's limit."""
+TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely tokens; 256 is the engine's limit
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

@@ -55,6 +55,9 @@ _BODIES: Mapping[str, type[TrainingBody]] = {
     "save_weights_external": bodies.SaveWeights,
 }
 
+SEQUENCED = (*PASSES, *_BODIES)
+"""Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
