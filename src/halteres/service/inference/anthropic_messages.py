@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData
+from halteres.errors import InvalidData
 from halteres.service.answers import answer, anthropic_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.chats import Chat
@@ -86,13 +86,8 @@ async def messages(inference: Inference, call: Call) -> Response:
     request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel)
     answered = MessageAnswer(weights.name)
     if body.stream:
-        return await begun(inference.stream(request), answered.events, failed)
+        return await begun(inference.stream(request), answered.events, lambda error: named(anthropic_error(error)))
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs[0])))
-
-
-def failed(error: HalteresError) -> bytes:
-    """How a stream ends that fails under way."""
-    return named(anthropic_error(error))
 
 
 # The chat in OpenAI's shape, which templates read

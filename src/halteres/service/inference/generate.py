@@ -139,12 +139,9 @@ async def _sglang(inference: Inference, call: Call, body: Sglang) -> Response:
     request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
     answered = SglangAnswer(inference.tokenizer, body)
     if body.stream:
-        return await begun(inference.stream(request), answered.events, _failed)
+        stream = inference.stream(request)
+        return await begun(stream, answered.events, lambda error: data({"error": {"message": error.sentence}}) + DONE)
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs)))
-
-
-def _failed(error: HalteresError) -> bytes:
-    return data({"error": {"message": error.sentence}}) + DONE
 
 
 class SglangAnswer:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData
+from halteres.errors import InvalidData
 from halteres.scores import Scorable
 from halteres.service.answers import answer, openai_error
 from halteres.service.inference.answering import Inference
@@ -185,14 +185,10 @@ class Answer:
         }
 
 
-def failed(error: HalteresError) -> bytes:
-    """How a stream ends that fails under way."""
-    return data(openai_error(error)) + DONE
-
-
 async def _respond(inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer) -> Response:
     if body.stream:
-        return await begun(inference.stream(request), answered.events, failed)
+        stream = inference.stream(request)
+        return await begun(stream, answered.events, lambda error: data(openai_error(error)) + DONE)
     if not body.is_ranked:
         return await inference.write(request, lambda outputs: answer(answered.whole(outputs, outputs)))
     outputs = await inference.write(request, list)
