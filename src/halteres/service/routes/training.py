@@ -108,7 +108,7 @@ class TrainingRoutes:
         )
         future, new = await self._service.futures.accept(entry)
         if new:
-            queued = Request(id=entry.id, kind=entry.kind, seq=seq, asked=body, drawn=drawn or {})
+            queued = Request(id=entry.id, kind=entry.kind, seq=seq, body=body, drawn=drawn or {})
             model.queue.put(Job(model, queued, future))
         response = answer({"request_id": future.request_id, "model_id": model.id})
         announced = self._service.options.refuse_stable_reinforce or model.stand_in_announced

@@ -66,13 +66,13 @@ class Request:
     id: str  # of its future
     kind: str
     seq: int
-    asked: TrainingBody
+    body: TrainingBody
     drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
 
     def of(self, kind: type[T]) -> T:
-        """What is asked, as the request's kind has it."""
-        assert isinstance(self.asked, kind)  # noqa: S101 - for the type checker
-        return self.asked
+        """The body, as the request's kind has it."""
+        assert isinstance(self.body, kind)  # noqa: S101 - for the type checker
+        return self.body
 
 
 def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
