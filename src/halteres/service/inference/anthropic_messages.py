@@ -52,6 +52,7 @@ class CountTokens(SamplingFields, kw_only=True):
     """POST v1/messages/count_tokens."""
 
     messages: list[Message]
+    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice = msgspec.field(default_factory=ToolChoice)
@@ -63,9 +64,10 @@ class Messages(CountTokens, kw_only=True):
 
     max_tokens: TokenCount  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride] - required
     stop_sequences: list[str] | None = None
+    stream: bool = False
 
     def __post_init__(self) -> None:
-        self.stop = [*(self.stop_sequences or ())]
+        self.stop = [*(self.stop_sequences or ()), *(one for one in self.stops if isinstance(one, int))]
 
 
 async def count_tokens(inference: Inference, call: Call) -> Response:

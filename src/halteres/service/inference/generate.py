@@ -91,6 +91,8 @@ class Vllm(SamplingFields, kw_only=True):
     logprobs: TopCount | None = None
     prompt_logprobs: TopCount | None = None
     best_of: int | None = None
+    stream: bool = False
+    model: str | None = None
 
     @property
     def one_prompt(self) -> str | list[int]:

@@ -46,6 +46,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class OpenAIBody(SamplingFields, kw_only=True):
     """What both routes read."""
 
+    model: str | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: TopCount | None = None
     return_token_ids: bool = False
@@ -169,7 +171,7 @@ class Answer:
             chunk = self._chunk(one)
             if chunk is not None:
                 version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
-                yield data({**self._head, **chunk, **version})
+                yield data({**self._head, "choices": chunk["choices"], **version, **chunk})
         if self._options is not None and self._options.include_usage:
             yield data(self.whole([], []))
         yield DONE

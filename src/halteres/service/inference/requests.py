@@ -38,10 +38,8 @@ TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely toke
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every such request says of the weights and of sampling. Defaults are OpenAI's and vLLM's."""
+    """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
 
-    model: str | None = None
-    stream: bool = False
     n: int = 1
     max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
     temperature: float = 1.0
@@ -57,15 +55,16 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end the answer."""
-        return tuple(stop for stop in self._stops if isinstance(stop, str) and stop)
+        return tuple(stop for stop in self.stops if isinstance(stop, str) and stop)
 
     @property
     def named_stop_tokens(self) -> tuple[int, ...]:
         """Tokens that end the answer beside the model's own: those of both fields."""
-        return (*(stop for stop in self._stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
+        return (*(stop for stop in self.stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
 
     @property
-    def _stops(self) -> Sequence[str | int]:
+    def stops(self) -> Sequence[str | int]:
+        """Texts and tokens of `stop`."""
         return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
 
 

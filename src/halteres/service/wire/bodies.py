@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from halteres.errors import InvalidData
+from halteres.service.wire.codec import HEAD_BYTES
 
 T = TypeVar("T")
 
@@ -326,5 +327,9 @@ def _without_nulls(value: Any, *, deep: bool) -> Any:
 
 def address_of(body: bytes) -> tuple[str, int] | None:
     """Model and sequence number of a body whose other fields are broken, where they can still be read."""
-    model, seq = _MODEL_ID.search(body), _SEQ_ID.search(body)
-    return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None
+    try:
+        found = _decoded(body)
+        return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
+    except (ValueError, KeyError, TypeError, RecursionError):  # it may be cut off: both stand at its beginning
+        model, seq = _MODEL_ID.search(body[:HEAD_BYTES]), _SEQ_ID.search(body[:HEAD_BYTES])
+        return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None

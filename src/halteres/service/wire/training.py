@@ -216,9 +216,16 @@ def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Ar
 
 
 def _values(what: str, data: bytes, dtype: int) -> Values:
-    if dtype not in (pb.DTYPE_FLOAT32, pb.DTYPE_INT64):
-        raise unknown_dtype(what, f"number {dtype}")
-    return _numbers_in(what, data, np.float32 if dtype == pb.DTYPE_FLOAT32 else np.int64)
+    """Widened to float32 or int64, which are all that an engine reads."""
+    if dtype == pb.DTYPE_FLOAT32:
+        return _numbers_in(what, data, np.float32)
+    if dtype == pb.DTYPE_INT64:
+        return _numbers_in(what, data, np.int64)
+    if dtype == pb.DTYPE_INT32:
+        return _numbers_in(what, data, np.int32).astype(np.int64)
+    if dtype == pb.DTYPE_BFLOAT16:  # the upper half of a float32
+        return (_numbers_in(what, data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    raise unknown_dtype(what, f"number {dtype}")
 
 
 def _numbers_in(what: str, data: bytes, dtype: npt.DTypeLike) -> Values:
