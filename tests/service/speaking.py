@@ -44,6 +44,13 @@ TOOL_TEMPLATE = """{%- if tools %}<|im_start|>system
 """
 
 
+async def whole(scene: Scene, path: str, **body: Any) -> Any:
+    """What is answered at once."""
+    status, answer = await scene.ask(path, **body)
+    assert status == 200, answer
+    return answer
+
+
 async def events(scene: Scene, path: str, **body: Any) -> list[Any]:
     """What a stream tells: the JSON of every event, and "[DONE]" as it is."""
     async with scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}) as response:

@@ -13,6 +13,7 @@ from halteres.rewards.server import create_app
 from halteres.service.service import Options
 
 from .scenes import Scene, serving
+from .speaking import whole
 
 HI = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 ASKED: dict[str, Any] = {"prompt": "What is 17 + 25?", "max_tokens": 12, "seed": 3, "logprobs": 0}
@@ -25,12 +26,6 @@ async def scored(tmp_path: Path) -> AsyncIterator[Scene]:
         models = {"lengths": url, "gone": "http://any:tml-secret@127.0.0.1:9"}
         async with serving(tmp_path / "state", Options(reward_models=models)) as scene:
             yield scene
-
-
-async def whole(scene: Scene, path: str, **body: Any) -> Any:
-    status, answer = await scene.ask(path, **body)
-    assert status == 200, answer
-    return answer
 
 
 async def test_without_a_reward_model_the_likeliest_per_token_are_answered_and_all_tokens_are_counted(

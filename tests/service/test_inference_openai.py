@@ -16,17 +16,11 @@ from halteres.models import TINY
 from halteres.service.inference.outputs import BROKEN
 
 from .scenes import BASE, DATA, STEP, Scene, closing, serving, trainer
-from .speaking import TOKENIZER, events, speaking
+from .speaking import TOKENIZER, events, speaking, whole
 
 PROMPT = "What is 17 + 25?"
 ASKED: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 2}
 HI = [{"role": "user", "content": "Hi"}]
-
-
-async def whole(scene: Scene, path: str, **body: Any) -> Any:
-    status, answer = await scene.ask(path, **body)
-    assert status == 200, answer
-    return answer
 
 
 @proves("inference:streaming")

@@ -73,6 +73,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "unload_model": {"model_id": RUN},
 }
 
+_PASS = BODIES["forward_backward"]
+BODIES["forward"] = {"model_id": RUN, "seq_id": NEXT, "forward_input": _PASS["forward_backward_input"]}
+
 ABSURD: list[str] = [
     "null",
     "true",

@@ -233,7 +233,7 @@ class Adapters:
             await self._snapshots.taken_again(model, row.seq, engine)
             return
         body = read_request(row.kind, row.content_type, row.body)
-        request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=body, drawn=row.drawn or {})
+        request = Request(id=row.id, kind=row.kind, seq=row.seq, body=body, drawn=row.drawn or {})
         try:
             if row.kind == "create_model":
                 await create_adapter(engine, model, request)

@@ -202,7 +202,7 @@ def _into_queue(service: Service, row: Recorded) -> None:
     except HalteresError as error:
         service.futures.settle(future, failure(error))
         return
-    request = Request(id=row.id, kind=row.kind, seq=row.seq, asked=body, drawn=row.drawn or {})
+    request = Request(id=row.id, kind=row.kind, seq=row.seq, body=body, drawn=row.drawn or {})
     model.queue.put(Job(model, request, future))
 
 

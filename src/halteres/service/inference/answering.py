@@ -21,7 +21,7 @@ from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.outputs import Output, PromptLogprobs, Writer
+from halteres.service.inference.outputs import Output, Writer, prompt_positions
 from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Refused, Weights, read
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
@@ -50,7 +50,7 @@ class Inference:
         self.tokenizer, self.base, self.addresses = service.tokenizer, service.base, Addresses(service)
         self.best_of = BestOf(service.options.reward_models)
         self._fleet, self._journal, self._samples = service.fleet, service.journal, service.samples
-        self._threads, self._logprobs, self._longest = service.threads, service.options.sample_logprobs, 0
+        self._threads, self._options, self._longest = service.threads, service.options, 0
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
@@ -70,24 +70,16 @@ class Inference:
         return await self._threads.run(call.tenant, size, make)
 
     async def prompts(self, call: Call, given: list[str | list[int]], special: bool | None = None) -> list[Prompt]:
-        """Texts or tokens as the prompts that they are; long ones are tokenised aside.
-
-        Raises:
-            InvalidData: a text is longer than the model reads.
-        """
+        """Texts or tokens as prompts; long ones are tokenised aside, and a text that no model reads is refused."""
         longest = await self._longest_text()
-        return await self.aside(
-            call,
-            lambda: [Prompt.of(one, self.tokenizer, longest, special) for one in given],
-            len(call.body),
-        )
+
+        def read() -> list[Prompt]:
+            return [Prompt.of(one, self.tokenizer, longest, special) for one in given]
+
+        return await self.aside(call, read, len(call.body))
 
     async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
-        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside.
-
-        Raises:
-            InvalidData: the template cannot take the chat, or its text is longer than the model reads.
-        """
+        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside."""
         longest = await self._longest_text()
         return await self.aside(
             call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
@@ -127,7 +119,7 @@ class Inference:
             return await self.aside(request.call, shaped, TOKEN_WORK * (request.num_prompt_logprobs + tokens))
 
     def _outputs(self, request: InferenceRequest, first: int, result: SampleResult) -> Iterator[Output]:
-        of_prompt = PromptLogprobs.of(result)
+        of_prompt = prompt_positions(request.prompts[first // request.sampling.n], result)
         for place, one in enumerate(result.sequences, first):
             piece = Sequence(tokens=b"", logprobs=b"", stop_reason="length") if request.scores_only else one
             yield Writer(self.tokenizer, request, place).add(piece, result.version, of_prompt)
@@ -160,7 +152,7 @@ class Inference:
             top_p=sampling.top_p,
             stop_tokens=(*sampling.named_stop_tokens, *ends),
             stop_strings=sampling.stop_strings,
-            logprobs=self._logprobs,
+            logprobs=self._options.sample_logprobs,
         )
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         wanted = Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top)
@@ -288,7 +280,8 @@ class BestOf:
             NotReady: the reward model could not be asked, or scored no sequence at all.
         """
         values: list[float | None] = [
-            math.fsum(one.logprobs) / len(one.logprobs) if one.logprobs else None for one in outputs
+            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens) if one.tokens else None
+            for one in outputs
         ]
         if reward_model is not None:
             values = await self._scores(reward_model, [text_of(one) for one in outputs])

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData
+from halteres.errors import InvalidData
 from halteres.service.answers import answer, anthropic_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.chats import Chat
@@ -52,6 +52,7 @@ class CountTokens(SamplingFields, kw_only=True):
     """POST v1/messages/count_tokens."""
 
     messages: list[Message]
+    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice = msgspec.field(default_factory=ToolChoice)
@@ -63,9 +64,10 @@ class Messages(CountTokens, kw_only=True):
 
     max_tokens: TokenCount  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride] - required
     stop_sequences: list[str] | None = None
+    stream: bool = False
 
     def __post_init__(self) -> None:
-        self.stop = [*(self.stop_sequences or ())]
+        self.stop = [*(self.stop_sequences or ()), *(one for one in self.stops if isinstance(one, int))]
 
 
 async def count_tokens(inference: Inference, call: Call) -> Response:
@@ -86,13 +88,8 @@ async def messages(inference: Inference, call: Call) -> Response:
     request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel)
     answered = MessageAnswer(weights.name)
     if body.stream:
-        return await begun(inference.stream(request), answered.events, failed)
+        return await begun(inference.stream(request), answered.events, lambda error: named(anthropic_error(error)))
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs[0])))
-
-
-def failed(error: HalteresError) -> bytes:
-    """How a stream ends that fails under way."""
-    return named(anthropic_error(error))
 
 
 # The chat in OpenAI's shape, which templates read

@@ -48,11 +48,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 def render(tokenizer: Tokenizer, chat: Chat) -> str:
-    """The prompt's text.
-
-    Raises:
-        InvalidData: the template cannot take the chat.
-    """
+    """The prompt's text; raises InvalidData where the template cannot take the chat."""
     if not chat.messages:
         raise _unfit("`messages` is empty.", next="Send at least one message.")
     if given := sorted(OURS.intersection(chat.template_kwargs)):

@@ -19,7 +19,7 @@ from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.answers import answer
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.http import DONE, begun, data
-from halteres.service.inference.outputs import Output, Row
+from halteres.service.inference.outputs import Output, Position, Row
 from halteres.service.inference.requests import (
     GENERATE,
     Call,
@@ -91,6 +91,8 @@ class Vllm(SamplingFields, kw_only=True):
     logprobs: TopCount | None = None
     prompt_logprobs: TopCount | None = None
     best_of: int | None = None
+    stream: bool = False
+    model: str | None = None
 
     @property
     def one_prompt(self) -> str | list[int]:
@@ -105,11 +107,7 @@ class Vllm(SamplingFields, kw_only=True):
 
 
 def read_generate(body: bytes) -> Sglang | Vllm:
-    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's.
-
-    Raises:
-        InvalidData: it is neither, or asks for what nobody does here.
-    """
+    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's."""
     fields = {name for name, value in read(body, dict[str, msgspec.Raw]).items() if bytes(value) != b"null"}
     is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
     return read(body, Vllm if is_vllm else Sglang, GENERATE)
@@ -129,8 +127,7 @@ def _with_pieces(before: Output | None, piece: Output) -> Output:
         piece,
         text=before.text + piece.text,
         tokens=before.tokens + piece.tokens,
-        logprobs=before.logprobs + piece.logprobs,
-        top=before.top + piece.top,
+        positions=before.positions + piece.positions,
     )
 
 
@@ -139,20 +136,14 @@ def _with_pieces(before: Output | None, piece: Output) -> Output:
 
 async def _sglang(inference: Inference, call: Call, body: Sglang) -> Response:
     top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
-    weights, prompts = (
-        inference.weights(call, body.model, body.policy_version),
-        await inference.prompts(call, body.prompts),
-    )
-    of_prompt = top if start >= 0 else None
+    weights = inference.weights(call, body.model, body.policy_version)
+    prompts, of_prompt = await inference.prompts(call, body.prompts), top if start >= 0 else None
     request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
     answered = SglangAnswer(inference.tokenizer, body)
     if body.stream:
-        return await begun(inference.stream(request), answered.events, _failed)
+        stream = inference.stream(request)
+        return await begun(stream, answered.events, lambda error: data({"error": {"message": error.sentence}}) + DONE)
     return await inference.write(request, lambda outputs: answer(answered.whole(outputs)))
-
-
-def _failed(error: HalteresError) -> bytes:
-    return data({"error": {"message": error.sentence}}) + DONE
 
 
 class SglangAnswer:
@@ -186,25 +177,17 @@ class SglangAnswer:
             "weight_version": str(one.version),
         }
         if self._body.return_logprob:
-            meta |= self._logprobs("output", one.logprobs, one.tokens, one.top)
+            meta |= self._logprobs("output", one.positions)
         if self._body.return_logprob and one.of_prompt is not None:
             # From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it.
-            start = self._body.logprob_start_len
-            tokens, found = one.prompt.tokens[start:], one.of_prompt
-            logprobs = [None, *found.logprobs[start + 1 :]][: len(tokens)]
-            meta |= self._logprobs("input", logprobs, tokens, [[], *found.top[start + 1 :]][: len(tokens)])
+            first, rest = one.of_prompt[(start := self._body.logprob_start_len) :][:1], one.of_prompt[start + 1 :]
+            meta |= self._logprobs("input", [(token, None, list[Any]()) for token, _, _ in first] + rest)
         return {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
 
-    def _logprobs(
-        self, side: str, logprobs: Sequence[float | None], tokens: Sequence[int], top: Sequence[Row]
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            f"{side}_token_logprobs": [
-                self._entry(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)
-            ]
-        }
+    def _logprobs(self, side: str, positions: list[Position]) -> dict[str, Any]:
+        found: dict[str, Any] = {f"{side}_token_logprobs": [self._entry(*position[:2]) for position in positions]}
         if self._body.top_logprobs_num:  # null where nothing was computed
-            found[f"{side}_top_logprobs"] = [[self._entry(*pair) for pair in row] or None for row in top]
+            found[f"{side}_top_logprobs"] = [[self._entry(*pair) for pair in row] or None for _, _, row in positions]
         return found
 
     def _entry(self, token: int, logprob: float | None) -> list[Any]:
@@ -248,15 +231,9 @@ class VllmAnswer:
             "policy_version": [min(versions), max(versions)],
         }
         if self._body.logprobs is not None:
-            shaped["logprobs"] = [
-                [[_by_id(*position)] for position in zip(one.tokens, one.logprobs, one.top, strict=True)]
-                for one in outputs
-            ]
-        if (found := outputs[0].of_prompt) is not None:
-            positions = zip(prompt.tokens, found.logprobs, found.top, strict=True)
-            shaped["prompt_logprobs"] = [
-                None if logprob is None else _by_id(token, logprob, row) for token, logprob, row in positions
-            ]
+            shaped["logprobs"] = [[[_by_id(*position)] for position in one.positions] for one in outputs]
+        if (of_prompt := outputs[0].of_prompt) is not None:
+            shaped["prompt_logprobs"] = [_by_id(*position) for position in of_prompt]
         return shaped
 
     async def lines(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
@@ -268,6 +245,8 @@ class VllmAnswer:
                 yield msgspec.json.encode(self.whole([so_far[place] for place in sorted(so_far)])) + b"\n"
 
 
-def _by_id(token: int, logprob: float, row: Row) -> dict[str, float]:
+def _by_id(token: int, logprob: float | None, row: Row) -> dict[str, float] | None:
     """The token that stands there first, then the most likely ones."""
+    if logprob is None:
+        return None
     return {str(token): logprob} | {str(one): value for one, value in row if one != token}

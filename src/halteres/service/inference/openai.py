@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import HalteresError, InvalidData
+from halteres.errors import InvalidData
 from halteres.scores import Scorable
 from halteres.service.answers import answer, openai_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.chats import Chat, flat
 from halteres.service.inference.http import DONE, begun, data
-from halteres.service.inference.outputs import BROKEN, Output, PromptLogprobs, Row
+from halteres.service.inference.outputs import BROKEN, Output, Row
 from halteres.service.inference.requests import (
     CHAT,
     COMPLETIONS,
@@ -46,6 +46,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class OpenAIBody(SamplingFields, kw_only=True):
     """What both routes read."""
 
+    model: str | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: TopCount | None = None
     return_token_ids: bool = False
@@ -135,13 +137,16 @@ class Answer:
     """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
 
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
-        self.tokenizer, self._request, self._options = tokenizer, request, body.stream_options
-        self._usage = Usage()
+        self._tokenizer, self._request, self._options, self._usage = tokenizer, request, body.stream_options, Usage()
         # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of equal text.
         by_id = body.return_tokens_as_token_ids
         self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
         id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
         self._head = {"id": id, "object": kind, "created": created, "model": model}
+
+    def scorable(self, one: Output) -> Scorable:
+        """What a reward model reads of a sequence."""
+        raise NotImplementedError
 
     def _choice(self, one: Output) -> dict[str, Any]:
         raise NotImplementedError
@@ -166,17 +171,15 @@ class Answer:
             chunk = self._chunk(one)
             if chunk is not None:
                 version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
-                yield data({**self._head, **chunk, **version})
+                yield data({**self._head, "choices": chunk["choices"], **version, **chunk})
         if self._options is not None and self._options.include_usage:
             yield data(self.whole([], []))
         yield DONE
 
-    def _prompt_logprobs(self, prompt: Prompt, found: PromptLogprobs) -> list[dict[str, Any] | None]:
-        """vLLM's: per position the token that stands there, then the most likely ones, by id."""
-        positions = zip(prompt.tokens, found.logprobs, found.top, strict=True)
-        return [None if logprob is None else self._ranked(token, logprob, row) for token, logprob, row in positions]
-
-    def _ranked(self, token: int, logprob: float, row: Row) -> dict[str, Any]:
+    def _ranked(self, token: int, logprob: float | None, row: Row) -> dict[str, Any] | None:
+        """A position in vLLM's `prompt_logprobs`: the token that stands there, then the most likely ones, by id."""
+        if logprob is None:
+            return None
         ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
         return {
             str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
@@ -184,24 +187,14 @@ class Answer:
         }
 
 
-def failed(error: HalteresError) -> bytes:
-    """How a stream ends that fails under way."""
-    return data(openai_error(error)) + DONE
-
-
-async def _respond(
-    inference: Inference,
-    request: InferenceRequest,
-    body: OpenAIBody,
-    answered: Answer,
-    scorable: Callable[[Output], Scorable],
-) -> Response:
+async def _respond(inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer) -> Response:
     if body.stream:
-        return await begun(inference.stream(request), answered.events, failed)
+        stream = inference.stream(request)
+        return await begun(stream, answered.events, lambda error: data(openai_error(error)) + DONE)
     if not body.is_ranked:
         return await inference.write(request, lambda outputs: answer(answered.whole(outputs, outputs)))
     outputs = await inference.write(request, list)
-    best = await inference.best_of.chosen(outputs, body.n, body.reward_model, scorable)
+    best = await inference.best_of.chosen(outputs, body.n, body.reward_model, answered.scorable)
     return await inference.aside(request.call, lambda: answer(answered.whole(best, outputs)))
 
 
@@ -220,12 +213,7 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
     weights = inference.weights(call, body.model)
     request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
-    answered = CompletionAnswer(inference.tokenizer, request, body)
-
-    def scorable(one: Output) -> Scorable:
-        return Scorable(prompt=answered.text_of(one.prompt), completion=one.text)
-
-    return await _respond(inference, request, body, answered, scorable)
+    return await _respond(inference, request, body, CompletionAnswer(inference.tokenizer, request, body))
 
 
 class CompletionAnswer(Answer):
@@ -236,18 +224,21 @@ class CompletionAnswer(Answer):
         self._body = body
         self._lengths: dict[int, int] = {}  # by place: characters of the names of its tokens so far
 
-    def text_of(self, prompt: Prompt) -> str:
-        """A prompt as text, where tokens were sent too."""
+    def scorable(self, one: Output) -> Scorable:
+        """For a reward model."""
+        return Scorable(prompt=self._text_of(one.prompt), completion=one.text)
+
+    def _text_of(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+        return self._tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _choice(self, one: Output) -> dict[str, Any]:
         """The first piece of a sequence brings what was asked of the prompt."""
         body, first = self._body, one.first
         choice: dict[str, Any] = {
             "index": one.place,
-            "text": (self.text_of(one.prompt) if first and body.echo else "") + one.text,
+            "text": (self._text_of(one.prompt) if first and body.echo else "") + one.text,
             "finish_reason": one.finish,
             "stop_reason": one.matched,
             "token_ids": one.tokens,
@@ -256,7 +247,7 @@ class CompletionAnswer(Answer):
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
         if first and one.of_prompt is not None and body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt, one.of_prompt)
+            choice["prompt_logprobs"] = [self._ranked(*position) for position in one.of_prompt]
         return choice
 
     def _chunk(self, one: Output) -> dict[str, Any] | None:
@@ -272,17 +263,15 @@ class CompletionAnswer(Answer):
         offset = self._lengths.get(one.place, 0)
         if (num_top := self._body.top) is None:
             return None
-        tokens, rows = one.tokens, one.top
-        logprobs: list[float | None] = [*one.logprobs]
+        positions = one.positions
         if with_prompt and one.of_prompt is not None:
-            tokens, logprobs = one.prompt.tokens + tokens, one.of_prompt.logprobs + logprobs
-            rows = [row[:num_top] for row in one.of_prompt.top] + rows
-        names, offsets = [self.name(token) for token in tokens], list[int]()
+            positions = [(token, logprob, row[:num_top]) for token, logprob, row in one.of_prompt] + positions
+        names, offsets = [self.name(token) for token, _, _ in positions], list[int]()
         for name in names:
             offsets.append(offset)
             offset += len(name)
         self._lengths[one.place] = offset
-        positions = zip(tokens, logprobs, rows, strict=True)
+        logprobs = [logprob for _, logprob, _ in positions]
         top = [self._by_name(*position) for position in positions] if num_top else None
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
@@ -311,15 +300,7 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     request = InferenceRequest(
         call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
     )
-    answered = ChatAnswer(inference.tokenizer, request, body)
-
-    def scorable(one: Output) -> Scorable:
-        """The chat and the answer, which may go on with its last message."""
-        messages = [flat(message) for message in chat.messages]
-        begun = messages.pop()["content"] if chat.continue_final_message else ""
-        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
-
-    return await _respond(inference, request, body, answered, scorable)
+    return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
 
 
 def _chat(tokenizer: Tokenizer, body: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
@@ -368,6 +349,12 @@ class ChatAnswer(Answer):
         super().__init__(tokenizer, request, body, "chatcmpl", kind)
         self._body, self._begun = body, False
 
+    def scorable(self, one: Output) -> Scorable:
+        """The chat and the answer, which may go on with its last message."""
+        messages = [flat(message) for message in self._body.messages]
+        begun = messages.pop()["content"] if self._body.continue_final_message else ""
+        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
+
     def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer, and what was asked of its prompt."""
         return {**super().whole(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
@@ -397,20 +384,22 @@ class ChatAnswer(Answer):
         return {"choices": [choice], **of_prompt}
 
     def _of_prompt(self, one: Output) -> dict[str, Any]:
-        scored = {} if one.of_prompt is None else {"prompt_logprobs": self._prompt_logprobs(one.prompt, one.of_prompt)}
-        return {**scored, "prompt_token_ids": one.prompt.tokens}
+        tokens = {"prompt_token_ids": one.prompt.tokens}
+        if one.of_prompt is None:
+            return tokens
+        return {"prompt_logprobs": [self._ranked(*position) for position in one.of_prompt], **tokens}
 
     def _facts(self, one: Output) -> dict[str, Any]:
         finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
         if self._body.logprobs:
             content = [
                 {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in row]}
-                for token, logprob, row in zip(one.tokens, one.logprobs, one.top, strict=True)
+                for token, logprob, row in one.positions
             ]
             logprobs = {"content": content, "refusal": None}
         return {"finish_reason": finish, "stop_reason": one.matched, "logprobs": logprobs}
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         """A token with its bytes; null where it is part of a character only."""
         text = self.name(token)
         return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}

@@ -73,26 +73,30 @@ class Cut:
         return sent
 
 
-Finish = Literal["stop", "length"]
-
 Row = list[tuple[int, float]]  # tokens and their log-probabilities at one position, the most likely first
 
+Position = tuple[int, float | None, Row]
+"""A token, its log-probability (None where nothing predicts it), and what was likely there where that was asked for."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLogprobs:
-    """Log-probabilities of a prompt's tokens; None at position 0, which nothing predicts."""
 
-    logprobs: list[float | None]
-    top: list[Row]  # empty rows where nothing was asked or computed
+def prompt_positions(prompt: Prompt, result: SampleResult) -> list[Position] | None:
+    """What a result says of its prompt."""
+    if result.prompt_logprobs is None:
+        return None
+    return _positions(prompt.tokens, result.prompt_logprobs, result.topk_prompt)
 
-    @staticmethod
-    def of(result: SampleResult) -> PromptLogprobs | None:
-        """What a result says of its prompt."""
-        if result.prompt_logprobs is None:
-            return None
-        found: list[float] = np.frombuffer(result.prompt_logprobs, np.float32).tolist()
-        top = _rows(result.topk_prompt) if result.topk_prompt else [[] for _ in found]
-        return PromptLogprobs(logprobs=[None if logprob != logprob else logprob for logprob in found], top=top)
+
+def _positions(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[Position]:
+    rows: list[Row] = [[] for _ in tokens]
+    if top is not None:
+        ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
+        values = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
+        for row, *pairs in zip(rows, ids, values, strict=True):
+            row += [(token, value) for token, value in zip(*pairs, strict=True) if value > FILLER_LOGPROB]
+    values = np.frombuffer(logprobs, np.float32).tolist()
+    return [
+        (token, None if value != value else value, row) for token, value, row in zip(tokens, values, rows, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +106,14 @@ class Output:
     place: int  # number of the sequence among all of the request
     sample: int  # ... and among those of its prompt
     prompt: Prompt
-    of_prompt: PromptLogprobs | None
+    of_prompt: list[Position] | None
     tokens: list[int]
-    logprobs: list[float]
-    top: list[Row]  # one row per token, each empty where none was asked for
+    positions: list[Position]  # of the tokens
     first: bool  # nothing of the sequence came before
     text: str  # without special tokens and what stopped it, unless the request asks for them
     parts: list[str | ToolCall]  # the text as what is said and what is called
     called: bool  # there was a call so far
-    finish: Finish | None  # None: more pieces come
+    finish: Literal["stop", "length"] | None  # None: more pieces come
     matched: str | int | None  # the stop string or named stop token that ended it
     version: int  # policy version
 
@@ -128,7 +131,7 @@ class Writer:
         self._calls = ToolReader(parallel=bool(request.parallel_calls))
         self._reads_calls, self._first = request.parallel_calls is not None, True
 
-    def add(self, piece: Sequence | Piece, version: int, of_prompt: PromptLogprobs | None = None) -> Output:
+    def add(self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None) -> Output:
         """The next tokens, or all of them; the last ones have a stop reason."""
         ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
         finish, last = piece.stop_reason, piece.stop_reason is not None
@@ -143,8 +146,7 @@ class Writer:
             prompt=self._prompt,
             of_prompt=of_prompt,
             tokens=ids,
-            logprobs=np.frombuffer(piece.logprobs, np.float32).tolist(),
-            top=_rows(piece.top) if piece.top else [[] for _ in ids],
+            positions=_positions(ids, piece.logprobs, piece.top),
             first=first,
             text=text,
             parts=self._calls.add(text, last=last) if self._reads_calls else plain,
@@ -153,13 +155,3 @@ class Writer:
             matched=(stopped_by if stopped_by in self._named else self._cut.matched) if last else None,
             version=version,
         )
-
-
-def _rows(top: TopK) -> list[Row]:
-    """A top-k list as tokens and log-probabilities, without filler."""
-    ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
-    logprobs = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
-    return [
-        [(token, logprob) for token, logprob in zip(*position, strict=True) if logprob > FILLER_LOGPROB]
-        for position in zip(ids, logprobs, strict=True)
-    ]

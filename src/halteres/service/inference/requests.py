@@ -33,18 +33,13 @@ T = TypeVar("T")
 SCHEME = "tinker://"
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-
-TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
-"""Of the most likely tokens at a position; 256 is the engine's limit."""
+TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely tokens; 256 is the engine's limit
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every such request says of the weights and of sampling. Defaults are OpenAI's and vLLM's."""
+    """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
 
-    model: str | None = None
-    stream: bool = False
     n: int = 1
     max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
     temperature: float = 1.0
@@ -60,15 +55,16 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end the answer."""
-        return tuple(stop for stop in self._stops if isinstance(stop, str) and stop)
+        return tuple(stop for stop in self.stops if isinstance(stop, str) and stop)
 
     @property
     def named_stop_tokens(self) -> tuple[int, ...]:
         """Tokens that end the answer beside the model's own: those of both fields."""
-        return (*(stop for stop in self._stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
+        return (*(stop for stop in self.stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
 
     @property
-    def _stops(self) -> Sequence[str | int]:
+    def stops(self) -> Sequence[str | int]:
+        """Texts and tokens of `stop`."""
         return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
 
 
@@ -220,56 +216,36 @@ def _refused(why: str, next: str, names: str = "", **neutral: Any) -> Refused:
     return {name: (why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
 
 
-_MEDIA = ("The model reads and writes text only.", "Send text.")
-_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
+_LEAVE_OUT = "Leave it out."
+_PENALTIES = ("Tokens are drawn from the model's own distribution: there are no penalties and no biases.", _LEAVE_OUT)
+_FILTERS = ("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
 _GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
+_SEARCH = ("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
+_CODE = ("Clients' code and hooks are not run here.", _LEAVE_OUT)
+_EXPERTS = ("The engine serves dense models: no routing to experts exists or is recorded.", _LEAVE_OUT)
+_INSIDE = ("What happens inside the model is not told.", "Ask for log-probabilities.")
 _PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
+_MEDIA = ("The model reads and writes text only.", "Send text.")
+_WEIGHTS = ("Weights are named by `model`.", "Put the tinker:// path into `model`.")
 _REASONING = ("No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it.")
+_TOOLS = ("This is the older form of tools.", "Send `tools` and `tool_choice`.")
+_TEMPLATE = ("The model's own chat template is used.", "Render the chat yourself and send a completion.")
+_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
 
 _SAMPLING: Refused = {
-    **_refused(
-        "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
-        "Leave it out.",
-        "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids min_tokens min_new_tokens",
-        repetition_penalty=1,
-    ),
-    **_refused(
-        "Only temperature, top_k and top_p shape the distribution.",
-        "Use top_p or top_k.",
-        "min_p xtc_probability xtc_threshold dry_multiplier",
-        typical_p=1,
-        tfs_z=1,
-    ),
-    **_refused(
-        *_GRAMMAR,
-        "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern structured_outputs"
-        " structural_tag json_schema regex ebnf stop_regex",
-        response_format={"type": "text"},
-    ),
-    **_refused(
-        "Sequences are sampled independently; none is searched for or ranked.",
-        "Use n.",
-        "use_beam_search early_stopping",
-        length_penalty=1,
-    ),
-    **_refused(
-        "Clients' code and hooks are not run here.",
-        "Leave it out.",
-        "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params",
-    ),
-    **_refused(
-        "The engine serves dense models: no routing to experts exists or is recorded.",
-        "Leave it out.",
-        "return_routed_experts routed_experts routing_matrices return_expert_ids",
-    ),
-    **_refused(
-        "What happens inside the model is not told.",
-        "Ask for log-probabilities.",
-        "return_hidden_states return_entropy token_ids_logprob logprob_token_ids",
-    ),
+    **_refused(*_PENALTIES, "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids"),
+    **_refused(*_PENALTIES, "min_tokens min_new_tokens", repetition_penalty=1),
+    **_refused(*_FILTERS, "min_p xtc_probability xtc_threshold dry_multiplier", typical_p=1, tfs_z=1),
+    **_refused(*_GRAMMAR, "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"),
+    **_refused(*_GRAMMAR, "structured_outputs structural_tag json_schema regex ebnf stop_regex"),
+    **_refused(*_GRAMMAR, response_format={"type": "text"}),
+    **_refused(*_SEARCH, "use_beam_search early_stopping", length_penalty=1),
+    **_refused(*_CODE, "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params"),
+    **_refused(*_EXPERTS, "return_routed_experts routed_experts routing_matrices return_expert_ids"),
+    **_refused(*_INSIDE, "return_hidden_states return_entropy token_ids_logprob logprob_token_ids"),
     **_refused(*_PROMPT, "truncate_prompt_tokens prompt_embeds input_embeds"),
     **_refused(*_MEDIA, "image_data video_data audio_data multi_modal_data mm_processor_kwargs"),
-    **_refused("Weights are named by `model`.", "Put the tinker:// path into `model`.", "lora_path lora_request"),
+    **_refused(*_WEIGHTS, "lora_path lora_request"),
     **_refused(*_REASONING, "thinking_token_budget"),
 }
 
@@ -278,12 +254,8 @@ COMPLETIONS: Refused = {**_SAMPLING, **_refused(*_PROMPT, "suffix")}
 CHAT: Refused = {
     **_SAMPLING,
     **_refused(*_MEDIA, "audio", modalities=["text"]),
-    **_refused("This is the older form of tools.", "Send `tools` and `tool_choice`.", "functions function_call"),
-    **_refused(
-        "The model's own chat template is used.",
-        "Render the chat yourself and send a completion.",
-        "chat_template documents echo",
-    ),
+    **_refused(*_TOOLS, "functions function_call"),
+    **_refused(*_TEMPLATE, "chat_template documents echo"),
     **_refused(*_SERVER, "web_search_options", verbosity="medium"),
 }
 

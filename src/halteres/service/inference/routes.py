@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 
-from halteres.errors import InvalidData, NotFound, NotReady, shortened
-from halteres.service.answers import answer, route
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shortened
+from halteres.service.answers import answer, refusal_at, route
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
 from halteres.service.inference.chats import Chat
@@ -114,9 +114,12 @@ class InferenceRoutes:
 
     async def _health(self, request: Request) -> Any:
         """200 once the engine is there, and below a run, once the run has a policy."""
-        if not self._inference.ready:
-            raise NotReady("The engine is starting.", next="Ask again in a moment.")
-        return {"status": "ok", "policy_version": self._policy(request).version}
+        try:
+            if not self._inference.ready:
+                raise NotReady("The engine is starting.", next="Ask again in a moment.")
+            return {"status": "ok", "policy_version": self._policy(request).version}
+        except HalteresError as error:  # whoever probes is nobody's client: /v1/health has the detail beside
+            return refusal_at(request.url.path, error)
 
     async def _model_info(self, request: Request) -> Any:
         weights, folder = self._policy(request), str(self._inference.base.folder)

@@ -298,7 +298,10 @@ def files_of(found: Checkpoint) -> dict[str, Path]:
 
 def _tar_of(files: Mapping[str, Path]) -> tuple[int, Iterator[bytes]]:
     """How many bytes a tar of these files has, and the tar; it is sent even if the files are removed meanwhile."""
-    streams = [(name, file.open("rb"), file.stat()) for name, file in files.items()]
+    try:
+        streams = [(name, file.open("rb"), file.stat()) for name, file in files.items()]
+    except OSError as error:
+        raise NotFound("The checkpoint was just deleted.", f"{error.strerror}.") from error
 
     def chunks() -> Iterator[bytes]:
         for name, stream, facts in streams:

@@ -59,7 +59,7 @@ class Meter:
 
     @contextmanager
     def body(self, tenant: Tenant, announced: int) -> Iterator[Callable[[int], None]]:
-        """While the block runs, one request's body comes, in pieces whose bytes are told to what this yields.
+        """Count one request's body while the block runs; it yields what is called with the bytes of each piece.
 
         Raises:
             TooLarge: it has, or announces, more bytes than it may have.

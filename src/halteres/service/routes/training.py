@@ -20,56 +20,31 @@ from starlette.routing import Route
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.answers import answer, body_of, read_body, route
-from halteres.service.durable.futures import (
-    CLONE,
-    CREATE_LOSS,
-    LOST_SAMPLE,
-    SAMPLE,
-    UNLOAD_MODEL,
-    Completions,
-    Outcome,
-    Place,
-    loss_created,
-    settled_at_once,
-    unloaded,
-)
+from halteres.service.durable import futures
 from halteres.service.durable.journal import Entry, new_id
 from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.wire import bodies
-from halteres.service.wire.codec import (
-    JSON,
-    MAX_BODY_BYTES,
-    MAX_JSON_BYTES,
-    PROMPT_BYTES,
-    PROTOBUF,
-    SMALL_BYTES,
-    decompressed,
-    head_of,
-)
+from halteres.service.wire import bodies, codec
 from halteres.service.wire.results import as_json
-from halteres.service.wire.training import PASSES, PassRequest, Request, TrainingBody, address_of, read_request
+from halteres.service.wire.training import (
+    PASSES,
+    SEQUENCED,
+    PassRequest,
+    Request,
+    TrainingBody,
+    address_of,
+    read_request,
+)
 
 STAND_IN = (
     f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
     " service's is not public, and its results may differ."
 )
 
-SEQUENCED = (
-    *PASSES,
-    "create_model",
-    "optim_step",
-    "save_weights",
-    "save_weights_for_sampler",
-    "save_weights_external",
-    "load_weights",
-)
-"""Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
-
-MAX_CLIENTS = 2**63 // CLONE  # copies of one sampling client, so that the number of each one's requests fits 64 bits
+MAX_CLIENTS = 2**63 // futures.CLONE  # copies of a sampling client, so that the numbers of their requests fit 64 bits
 
 INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it wants to be."""
@@ -82,7 +57,7 @@ class TrainingRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._threads = service, service.threads
-        self._completions = Completions(service.journal, service.futures)
+        self._completions = futures.Completions(service.journal, service.futures)
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -105,7 +80,7 @@ class TrainingRoutes:
     async def _sequenced(self, request: HttpRequest) -> Any:
         """Record a request and put it in its model's queue; a repetition gets the same future."""
         kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
-        content_type = request.headers.get("content-type", JSON).split(";")[0].strip()
+        content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
         raw, body = await self._read(request, kind, content_type)
         model_id, seq = (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
         if model_id is not None and seq is not None:
@@ -133,7 +108,7 @@ class TrainingRoutes:
         )
         future, new = await self._service.futures.accept(entry)
         if new:
-            queued = Request(id=entry.id, kind=entry.kind, seq=seq, asked=body, drawn=drawn or {})
+            queued = Request(id=entry.id, kind=entry.kind, seq=seq, body=body, drawn=drawn or {})
             model.queue.put(Job(model, queued, future))
         response = answer({"request_id": future.request_id, "model_id": model.id})
         announced = self._service.options.refuse_stable_reinforce or model.stand_in_announced
@@ -145,17 +120,17 @@ class TrainingRoutes:
 
     async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, TrainingBody]:
         """The body, unpacked and parsed; a number that can be read of a broken one is used up."""
-        encoding, sent = request.headers.get("content-encoding"), await body_of(request, MAX_BODY_BYTES)
-        most = SMALL_BYTES
+        encoding, sent = request.headers.get("content-encoding"), await body_of(request, codec.MAX_BODY_BYTES)
+        most = codec.SMALL_BYTES
         if kind in PASSES:
-            most = MAX_BODY_BYTES if content_type == PROTOBUF else MAX_JSON_BYTES
+            most = codec.MAX_BODY_BYTES if content_type == codec.PROTOBUF else codec.MAX_JSON_BYTES
         tenant, aside, plain = tenant_of(request), self._threads.run, b""
         size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
         try:
-            plain = await aside(tenant, size, lambda: decompressed(sent, encoding, most))
+            plain = await aside(tenant, size, lambda: codec.decompressed(sent, encoding, most))
             return plain, await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
         except InvalidData:
-            known = plain or await aside(tenant, size, lambda: head_of(sent, encoding))
+            known = plain or await aside(tenant, size, lambda: codec.head_of(sent, encoding))
             address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
             if address is not None:
                 await self._service.models.burn(*address, tenant)
@@ -198,17 +173,17 @@ class TrainingRoutes:
 
     async def _create_custom_loss(self, request: HttpRequest) -> Any:
         """What is wrong with the graph is its future's failure."""
-        raw, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        raw, tenant = await body_of(request, codec.PROMPT_BYTES), tenant_of(request)
         body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.CreateCustomLoss))
         session, seq = self._service.sessions.find(body.session_id, tenant), body.custom_loss_seq_id
 
-        async def create() -> Outcome:
+        async def create() -> futures.Outcome:
             losses = self._service.losses
-            return loss_created(await losses.create(session.id, seq, body.name, body.inputs, body.graph))
+            return futures.loss_created(await losses.create(session.id, seq, body.name, body.inputs, body.graph))
 
         key = f"{session.id}:loss:{seq}"
-        entry = Entry(key=key, kind=CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
-        future = await settled_at_once(self._service.futures, entry, create)
+        entry = Entry(key=key, kind=futures.CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
+        future = await futures.settled_at_once(self._service.futures, entry, create)
         return {"request_id": future.request_id}
 
     async def _unload_model(self, request: HttpRequest) -> Any:
@@ -216,14 +191,14 @@ class TrainingRoutes:
         body = await body_of(request)
         model = self._service.models.find(bodies.read_field(body, "model_id"), tenant_of(request))
 
-        async def unload() -> Outcome:
+        async def unload() -> futures.Outcome:
             await self._service.adapters.unload(model)
-            return unloaded(model.id)
+            return futures.unloaded(model.id)
 
         subject = f"{model.id}/unload"
         key = f"{subject}/{new_id()}"
-        entry = Entry(key=key, kind=UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
-        future = await settled_at_once(self._service.futures, entry, unload)
+        entry = Entry(key=key, kind=futures.UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
+        future = await futures.settled_at_once(self._service.futures, entry, unload)
         return {"request_id": future.request_id, "model_id": model.id}
 
     # Sampling
@@ -253,7 +228,7 @@ class TrainingRoutes:
 
     async def _asample(self, request: HttpRequest) -> Any:
         """A future, and an id for each sequence that it will have."""
-        raw, tenant = await body_of(request, PROMPT_BYTES), tenant_of(request)
+        raw, tenant = await body_of(request, codec.PROMPT_BYTES), tenant_of(request)
         body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.Sample))
         sampler, seq = self._service.samplers.find(body.sampling_session_id, tenant), body.seq_id
         key = f"{sampler.id}/{seq}"
@@ -262,7 +237,7 @@ class TrainingRoutes:
             waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
         drawn = drawn_for(body, sampler) or None
-        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
+        entry = Entry(key=key, kind=futures.SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
         future, new = await self._service.futures.accept(entry)
         if new:
             self._service.samples.start(future, sampler, body, entry.drawn)
@@ -275,24 +250,26 @@ class TrainingRoutes:
         """The outcome, or after 30 s a 408 that says what the request waits for."""
         body = await read_body(request, bodies.Retrieve)
         found = await self._service.futures.redeem(body.request_id, tenant_of(request))
-        if isinstance(found, Outcome):
+        if isinstance(found, futures.Outcome):
             return await self._redeemed(request, found, sized=body.allow_metadata_only)
         if found is None:
             # A sampling client, which says that it is one, submits its sample again by itself.
             if request.headers.get("x-tinker-request-type") == "Sample":
-                return Response(LOST_SAMPLE.body, LOST_SAMPLE.status, media_type=LOST_SAMPLE.content_type)
+                return Response(
+                    futures.LOST_SAMPLE.body, futures.LOST_SAMPLE.status, media_type=futures.LOST_SAMPLE.content_type
+                )
             raise NotFound(f"There is no promise '{body.request_id[:100]}' here.", next="Send the request again.")
         away = self._service.fleet.trouble
-        place = Place("the engine is starting", stuck=True) if away else found.place()
+        place = futures.Place("the engine is starting", stuck=True) if away else found.place()
         state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the reason of the first alone
         return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
 
-    async def _redeemed(self, request: HttpRequest, found: Outcome, *, sized: bool) -> Response:
+    async def _redeemed(self, request: HttpRequest, found: futures.Outcome, *, sized: bool) -> Response:
         """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read only that, since 0.25 none."""
         body, content_type = found.body, found.content_type
-        if content_type == PROTOBUF and JSON in request.headers.get("accept", ""):
+        if content_type == codec.PROTOBUF and codec.JSON in request.headers.get("accept", ""):
             body = await self._threads.run(tenant_of(request), len(body), lambda: as_json(found.body))
-            content_type = JSON
+            content_type = codec.JSON
         if sized and len(body) > INLINE_BYTES and found.status == 200:
             return answer({"status": "complete_metadata", "response_payload_size": len(body)})
         return Response(body, found.status, media_type=content_type)
@@ -312,5 +289,5 @@ class TrainingRoutes:
         """A sample that nobody waits for any more is not sampled further."""
         body = await read_body(request, bodies.Retrieve)
         found = self._service.futures.find(body.request_id, tenant_of(request))
-        if found is not None and found.kind == SAMPLE:
+        if found is not None and found.kind == futures.SAMPLE:
             self._service.samples.cancel(found.request_id)

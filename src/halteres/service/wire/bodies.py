@@ -23,12 +23,8 @@ _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
 
 Metadata = dict[str, Any]
 
-Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A client's counter; of unpickled sampling clients it reaches 1e18."""
-
-Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""A number of things; which of them make sense is for whoever counts them to say."""
-
+Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # of a client; unpickled sampling clients reach 1e18
+Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # whoever counts says which numbers make sense
 Large = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 

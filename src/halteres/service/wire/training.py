@@ -55,6 +55,9 @@ _BODIES: Mapping[str, type[TrainingBody]] = {
     "save_weights_external": bodies.SaveWeights,
 }
 
+SEQUENCED = (*PASSES, *_BODIES)
+"""Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -63,13 +66,13 @@ class Request:
     id: str  # of its future
     kind: str
     seq: int
-    asked: TrainingBody
+    body: TrainingBody
     drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
 
     def of(self, kind: type[T]) -> T:
-        """What is asked, as the request's kind has it."""
-        assert isinstance(self.asked, kind)  # noqa: S101 - for the type checker
-        return self.asked
+        """The body, as the request's kind has it."""
+        assert isinstance(self.body, kind)  # noqa: S101 - for the type checker
+        return self.body
 
 
 def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
@@ -161,7 +164,7 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
         if len(tokens) % 4:
             raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
         inputs = {
-            name: _array(_named(index, name), tensor, budget, scalars=custom and name != "target_tokens")
+            name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=custom and name != "target_tokens")
             for name, tensor in datum.loss_fn_inputs.items()
         }
         spans = [
@@ -172,10 +175,6 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
         ]
         sequences = _sequences_of(index, spans, len(tokens) // 4, message.loss_fn)
         yield Datum(tokens=tokens, inputs=inputs, sequences=sequences)
-
-
-def _named(index: int, name: str) -> str:
-    return f"Datum {index}: '{name[:100]}'"
 
 
 def _no_text(index: int, kind: str) -> InvalidData:
@@ -306,7 +305,10 @@ def _datums_in_json(found: PassInput) -> Iterator[Datum]:
             if chunk.type != "encoded_text":
                 raise _no_text(index, f"'{chunk.type[:50]}'")
         tokens = [token for chunk in datum.model_input.chunks for token in chunk.tokens]
-        inputs = {name: tensor_of(_named(index, name), tensor, budget) for name, tensor in datum.loss_fn_inputs.items()}
+        inputs = {
+            name: tensor_of(f"Datum {index}: '{name[:100]}'", tensor, budget)
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
         spans = _spans(index, datum.loss_fn_input_spans) if found.loss_fn == STABLE_REINFORCE else ()
         sequences = _sequences_of(index, spans, len(tokens), found.loss_fn)
         try:
