@@ -276,7 +276,8 @@ class Journal:
         and every number that a refused request used up."""
 
         def pairs(connection: Connection, query: Any) -> list[tuple[str, int]]:
-            return [(row[0], row[1]) for row in connection.execute(query)]
+            found: Any = connection.execute(query)
+            return [(run, seq) for run, seq in found]
 
         return await self.transact(
             lambda connection: (
