@@ -85,8 +85,10 @@ class Service:
             fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
-        sampling = self.samplers, self.snapshots, tasks, self.threads
-        self.samples = Samples(fleet, self.futures, *sampling, logprobs=options.sample_logprobs, limits=options.limits)
+        logprobs, limits = options.sample_logprobs, options.limits
+        self.samples = Samples(
+            fleet, self.futures, self.samplers, self.snapshots, tasks, self.threads, logprobs=logprobs, limits=limits
+        )
         training = Training(
             journal=journal,
             adapters=self.adapters,

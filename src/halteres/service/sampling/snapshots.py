@@ -23,7 +23,7 @@ from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.base import WeightsBudget
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.fleet import Fleet, survived
+from halteres.service.fleet import Fleet, with_failover
 from halteres.service.models import Model
 
 MAX_SPILLED = 32
@@ -110,7 +110,7 @@ class Snapshots:
             if folder.name not in meant:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def taken_again(self, model: Model, seq: int, trainer: Trains) -> None:
+    async def retake(self, model: Model, seq: int, trainer: Trains) -> None:
         """The adapter is again what it was when it was published with this number."""
         snapshot = self._unnamed.get((model.id, seq))
         if snapshot is not None and snapshot.folder is None and trainer not in snapshot.engines:
@@ -242,7 +242,7 @@ class Snapshots:
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
 
-        await survived(lambda: self._fleet.trainer, fetch)
+        await with_failover(lambda: self._fleet.trainer, fetch)
 
     def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         """The engine has it now; those unused for longest make room for it."""
