@@ -27,7 +27,7 @@ from typing import Literal
 from halteres.config import environ
 from halteres.engine.link import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
-from halteres.errors import HalteresError, NotReady, ProcessFailed
+from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
 from halteres.process import GRACE_S, die_with_parent, usable_cores
 
@@ -305,7 +305,8 @@ class EngineProcess:
                     min(self._policy.backoff_s * 2 ** (len(self._deaths) - 1), self._policy.max_backoff_s)
                 )
             try:
-                self._child = await self._started()
+                with boundary(ServerError, "The engine's start"):
+                    self._child = await self._started()
                 self.restarts += was_ready
                 await self._set("ready")
                 if was_ready:

@@ -212,12 +212,7 @@ Encrypt = Callable[[Path, Path], None]
 
 def encryption_to(keys: Sequence[str]) -> Encrypt:
     """What writes a second file that nobody but the recipients can read: native `age1…` keys (X25519) or SSH public
-    keys.
-
-    Raises:
-        InvalidData: none, too many, or one is no public key.
-        UserError: pyrage is not installed.
-    """
+    keys."""
     if not 1 <= len(keys) <= MAX_RECIPIENTS:
         raise InvalidData(
             f"An export cannot be encrypted to {len(keys)} recipients.",

@@ -122,11 +122,7 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
 
 async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
     """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
-
-    Raises:
-        EngineDied: engines keep dying under this one call.
-        NotReady: no engine is running.
-    """
+    It raises what `failover_engines` raises."""
     async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
             try:

@@ -210,12 +210,7 @@ def _into_queue(service: Service, row: Recorded) -> None:
 
 @contextmanager
 def locked(state: Path) -> Iterator[None]:
-    """Hold the state directory while the block runs.
-
-    Raises:
-        Conflict: another service holds it.
-        ServerError: it cannot be made.
-    """
+    """Hold the state directory while the block runs; Conflict where another service holds it."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -131,12 +131,7 @@ class Journal:
         self.trouble: NotReady | None = None  # why the file cannot be written now
 
     async def open(self) -> None:
-        """Open or create the file.
-
-        Raises:
-            Conflict: it was written by a version of Halteres whose tables were others.
-            ServerError: it cannot be opened or made.
-        """
+        """Open or create the file; Conflict where a version of Halteres wrote it whose tables were others."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
     async def close(self) -> None:

@@ -54,8 +54,6 @@ async def stream_with_failover(
 
     Raises:
         StreamBroken: an engine died that had sent something, and the next would write something else.
-        EngineDied: engines keep dying under this one stream.
-        NotReady: no engine is running.
     """
     sent: Counter[int] = Counter()  # tokens of each sequence
     async with aclosing(failover_engines(pick)) as engines:

@@ -94,11 +94,7 @@ class Snapshots:
         return snapshot
 
     def published_with(self, model: Model, seq: int) -> Snapshot:
-        """Unnamed weights by the request that published them.
-
-        Raises:
-            SnapshotLost: they are gone.
-        """
+        """Unnamed weights by the request that published them; SnapshotLost where they are gone."""
         if (found := self._unnamed.get((model.id, seq))) is None:
             raise _gone("These sampler weights", UNNAMED)
         return found
@@ -189,10 +185,7 @@ class Snapshots:
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Samples) -> AsyncIterator[None]:
         """The engine holds the snapshot as long as the block runs; None is the base model, which it always holds.
-
-        Raises:
-            SnapshotLost: it lived only in an engine that is gone.
-        """
+        SnapshotLost where it lived only in an engine that is gone."""
         if snapshot is None:
             yield
             return
