@@ -301,9 +301,8 @@ class EngineProcess:
         was_ready = False
         while self._may_restart():
             if self._deaths:
-                await asyncio.sleep(
-                    min(self._policy.backoff_s * 2 ** (len(self._deaths) - 1), self._policy.max_backoff_s)
-                )
+                backoff_s = self._policy.backoff_s * 2 ** (len(self._deaths) - 1)
+                await asyncio.sleep(min(backoff_s, self._policy.max_backoff_s))
             try:
                 with boundary(ServerError, "The engine's start"):
                     self._child = await self._started()
