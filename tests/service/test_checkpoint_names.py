@@ -268,7 +268,7 @@ def _after_call(owner: Any, name: str) -> Callable[[pytest.MonkeyPatch, Callable
 
 
 INSTANTS = {
-    "the older one's new row": _after(Journal, "added"),
+    "the older one's new row": _after(Journal, "put"),
     "its folder": _after_call(store, "copy_linked"),
     "its samplers": _after(Samplers, "rename"),
     "the newer one's folder": _after_call(store, "put"),
@@ -304,14 +304,14 @@ async def test_a_save_that_was_killed_after_any_of_its_steps_is_done_again_and_n
         before = await _sampled(scene, session, 0)
         await scene.redeem(await passed(scene, run, 2))
         await scene.redeem(await stepped_raw(scene, run, 3))
-        await scene.service.journal.caught_up()
+        await scene.service.journal.flush()
         async with copied_at(scene, instant, monkeypatch, tmp_path / "killed"):
             assert await _saved(scene, kind, run, 4) == path
         undisturbed = versions(scene)
         assert undisturbed == {f"{kind}/a.1": 0, f"{kind}/a": 1}
     async with serving(tmp_path / "killed") as scene:
         assert await _saved(scene, kind, run, 4) == path  # the same request: its first answer
-        await scene.service.journal.caught_up()
+        await scene.service.journal.flush()
         assert scene.rows("SELECT state FROM requests WHERE state != 'done'") == []
         assert versions(scene) == undisturbed
         folder = parse(path).folder(scene.service.state).parent

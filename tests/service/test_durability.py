@@ -400,7 +400,7 @@ async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_don
         load = {"model_id": model, "seq_id": 4, "path": path, "optimizer": True}
         request = (await scene.post("load_weights", load))[1]["request_id"]
         outcome = await scene.redeem(request)
-        await scene.service.journal.caught_up()
+        await scene.service.journal.flush()
         scene.service.journal.post(
             lambda connection: connection.exec_driver_sql("UPDATE requests SET state = 'accepted' WHERE seq = 4")
         )

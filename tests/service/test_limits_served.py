@@ -140,7 +140,7 @@ async def test_sampling_sessions_count_while_their_session_is_alive_also_after_a
             assert (await scene.post("create_sampling_session", body))[0] == 200
         await scene.ask(f"/api/v1/sessions/{done}/finish", reason={"type": "success"})
         assert (await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": 2}))[0] == 400
-        await scene.service.journal.caught_up()
+        await scene.service.journal.flush()
     async with limited(tmp_path, samplers=2) as scene:
         session = await scene.session()
         for seq, status in ((0, 200), (1, 200), (2, 400)):

@@ -27,7 +27,7 @@ from typing import Literal
 from halteres.config import environ
 from halteres.engine.link import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
-from halteres.errors import HalteresError, NotReady, ProcessFailed
+from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
 from halteres.process import GRACE_S, die_with_parent, usable_cores
 
@@ -241,21 +241,10 @@ class EngineProcess:
             ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail is in the details.
                 Or there was no process, memory or room left for it.
         """
-        while self._child is None:
-            try:
-                self._child = await self._started()
-            except HalteresError as failure:
-                self._deaths.append(time.monotonic())
-                exit_code = failure.details.get("exit_code")
-                killed = isinstance(exit_code, int) and exit_code < 0  # it may do better another time
-                if not killed or not self._may_restart():
-                    self.failure = failure
-                    await self._set("failed")
-                    raise
-                self._on_death(failure)
-                await asyncio.sleep(self._backoff_s())
-        await self._set("ready")
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
+        await self.until("ready", "failed", "stopped")
+        if self.state == "failed" and self.failure is not None:
+            raise self.failure
 
     async def stop(self) -> None:
         """End it; within the grace in order, then at once. Safe to repeat."""
@@ -309,21 +298,30 @@ class EngineProcess:
         return child
 
     async def _keep_alive(self) -> None:
-        while self._child is not None:
-            failure = await self._child.ended(self._policy.ping_s, self._policy.silent_s)
-            self._child = None
-            self._died(failure)
-            await self._set("starting")
-            while self._child is None and self._may_restart():
-                await asyncio.sleep(self._backoff_s())
-                try:
+        was_ready = False
+        while self._may_restart():
+            if self._deaths:
+                backoff_s = self._policy.backoff_s * 2 ** (len(self._deaths) - 1)
+                await asyncio.sleep(min(backoff_s, self._policy.max_backoff_s))
+            try:
+                with boundary(ServerError, "The engine's start"):
                     self._child = await self._started()
-                except HalteresError as failure:
-                    self._died(failure)
-            if self._child is not None:
-                self.restarts += 1
+                self.restarts += was_ready
                 await self._set("ready")
-                self._on_restart()
+                if was_ready:
+                    self._on_restart()
+                was_ready = True
+                self.failure = await self._child.ended(self._policy.ping_s, self._policy.silent_s)
+                self._child = None
+            except HalteresError as failure:
+                self.failure = failure
+                exit_code = failure.details.get("exit_code")
+                if not was_ready and not (isinstance(exit_code, int) and exit_code < 0):
+                    await self._set("failed")  # it ended by itself, and will not do better another time
+                    return
+            self._deaths.append(time.monotonic())
+            self._on_death(self.failure)
+            await self._set("starting")
         self.failure = ProcessFailed(
             "The engine keeps dying and is not started again.",
             f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: {self.failure}",
@@ -333,15 +331,7 @@ class EngineProcess:
             self._engine.fail(self.failure)
         await self._set("failed")
 
-    def _died(self, failure: HalteresError) -> None:
-        self.failure = failure
-        self._deaths.append(time.monotonic())
-        self._on_death(failure)
-
     def _may_restart(self) -> bool:
         while self._deaths and time.monotonic() - self._deaths[0] > self._policy.window_s:
             self._deaths.popleft()
         return len(self._deaths) <= self._policy.max_restarts
-
-    def _backoff_s(self) -> float:
-        return min(self._policy.backoff_s * 2 ** (len(self._deaths) - 1), self._policy.max_backoff_s)

@@ -7,5 +7,6 @@ Never: computes anything with weights (an engine does), loads torch, lets one te
 Guarantees: what was accepted outlives the process, and is executed in the order of its numbers, each at most once.
 
 Sub-packages stand in this order, each above those that it may import: `wire`, `tenancy`, `durable`, `checkpoints`,
-`sampling`, `training`, then `inference` and `routes`, which alone know HTTP.
+`sampling`, then `inference` and `routes`, which alone know HTTP. A training run's requests wait in `models`, are
+executed by `execution`, and reach the engine through `adapters`, which brings back what an engine lost.
 """

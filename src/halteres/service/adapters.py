@@ -28,7 +28,7 @@ from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, Serv
 from halteres.service.base import WeightsBudget
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.durable.tables import CUSTOM_LOSSES
-from halteres.service.fleet import Fleet, survived
+from halteres.service.fleet import Fleet, with_failover
 from halteres.service.models import Model, record_point
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.wire.bodies import CreateModel, OptimStep
@@ -162,13 +162,13 @@ class Adapters:
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back = self._take_again
 
-    async def surviving(self, model: Model, run: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
-        """The result of `run` on the engine that holds the adapter, which is brought back where it is lost; an engine
+    async def run(self, model: Model, call: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
+        """The result of a call of the engine that holds the adapter, which is brought back where it is lost; an engine
         that dies under it is survived.
 
         Args:
-            run: what to do; executed again from the start with the next engine.
-            made_here: `run` makes or replaces the adapter: it need not be there before.
+            call: what to do; executed again from the start with the next engine.
+            made_here: `call` makes or replaces the adapter: it need not be there before.
 
         Raises:
             EngineDied: engines keep dying under this one request.
@@ -185,13 +185,13 @@ class Adapters:
                         await self._bring_back(model, engine)
                 began = time.monotonic()
                 with self.replaced(model) if made_here else nullcontext():
-                    result = await run(engine)
+                    result = await call(engine)
                 model.placement.work_s += time.monotonic() - began
                 model.placement.engine = engine
                 self._touch(model)
                 return result
 
-        return await survived(lambda: self._fleet.trainer, attempt)
+        return await with_failover(lambda: self._fleet.trainer, attempt)
 
     @contextmanager
     def replaced(self, model: Model) -> Iterator[None]:
@@ -230,7 +230,7 @@ class Adapters:
         if row.seq is None or (row.state == "failed_user" and row.kind != "optim_step"):
             return
         if row.kind == "save_weights_for_sampler":
-            await self._snapshots.taken_again(model, row.seq, engine)
+            await self._snapshots.retake(model, row.seq, engine)
             return
         body = read_request(row.kind, row.content_type, row.body)
         request = Request(id=row.id, kind=row.kind, seq=row.seq, body=body, drawn=row.drawn or {})

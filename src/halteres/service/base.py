@@ -63,11 +63,7 @@ class BaseModel:
 
 
 def base_model(named: str) -> BaseModel:
-    """The base model behind a built-in name, a name in the store, or a folder.
-
-    Raises:
-        NotFound: none of them.
-    """
+    """The base model behind a built-in name, a name in the store, or a folder; NotFound where it is none of them."""
     models_home = environ.home() / "models"
     folder = model_folder(named, models_home)
     if folder is None:

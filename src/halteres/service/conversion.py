@@ -24,13 +24,8 @@ GGUF = "model.gguf"
 
 
 def write_adapter(adapter: Path, out: Path) -> int:
-    """The adapter as a plain PEFT folder; returns its bytes.
-
-    Raises:
-        NotFound: `adapter` is no PEFT folder.
-        Conflict: `out` has something in it.
-        ServerError: it cannot be written.
-    """
+    """The adapter as a plain PEFT folder; returns its bytes. NotFound where `adapter` is none, Conflict where `out` has
+    something in it."""
     _refuse_full(out)
     check_adapter(adapter)
     with written(out) as place:
@@ -44,11 +39,9 @@ async def write_merged(
     """The base model with the adapter merged in, in Hugging Face format; returns its bytes.
 
     Raises:
-        NotFound: `adapter` is no PEFT folder.
         InvalidData: it does not fit the base model.
-        Conflict: `out` has something in it.
         ProcessFailed: the engine did not start.
-        ServerError: it cannot be written.
+        HalteresError: as `write_adapter`.
     """
     _refuse_full(out)
     check_adapter(adapter)

@@ -77,7 +77,7 @@ class Training:
             await self.adapters.consider_point(job.model, job.request.seq)
 
     async def _create(self, model: Model, request: Request) -> Outcome:
-        await self.adapters.surviving(model, lambda engine: create_adapter(engine, model, request), made_here=True)
+        await self.adapters.run(model, lambda engine: create_adapter(engine, model, request), made_here=True)
         await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
@@ -94,7 +94,7 @@ class Training:
             await engine.load(model.id, str(found.folder), body.optimizer)
             await self.adapters.write_point(model, engine, request.seq)
 
-        await self.adapters.surviving(model, load, made_here=True)
+        await self.adapters.run(model, load, made_here=True)
         with self.adapters.replaced(model):
             model.lora, model.placement.gradient = found.lora, False
             await record(self.journal, model)
@@ -108,12 +108,12 @@ class Training:
                 "Its formula is not public, and the operator wants none of ours under its name.",
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
-        passed = await self.adapters.surviving(model, lambda engine: run_pass(engine, model, request, self.losses))
+        passed = await self.adapters.run(model, lambda engine: run_pass(engine, model, request, self.losses))
         model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def _step(self, model: Model, request: Request) -> Outcome:
-        stepped = await self.adapters.surviving(model, lambda engine: step(engine, model, request))
+        stepped = await self.adapters.run(model, lambda engine: step(engine, model, request))
         model.placement.gradient = False
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
@@ -123,7 +123,7 @@ class Training:
         path = self._place(model, request, "weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
-            saved = await self.adapters.surviving(model, lambda engine: engine.save(model.id, folder, True))
+            saved = await self.adapters.run(model, lambda engine: engine.save(model.id, folder, True))
             await self._add(path, saved, model, request, overwrite=request.of(SaveWeights).overwrite)
         return result({"type": "save_weights", "path": str(path)})
 
@@ -135,9 +135,7 @@ class Training:
         if body.path is None:
             if body.sampling_session_seq_id is None:
                 raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-            snapshot = await self.adapters.surviving(
-                model, lambda engine: self.snapshots.publish(engine, model, request.seq)
-            )
+            snapshot = await self.adapters.run(model, lambda engine: self.snapshots.publish(engine, model, request.seq))
             sampler = await self.samplers.add_unnamed(
                 session, body.sampling_session_seq_id, snapshot, inflight=body.kind == "inflight"
             )
@@ -151,7 +149,7 @@ class Training:
                 snapshot = await self.snapshots.publish(engine, model, request.seq)
                 return snapshot, await engine.save_snapshot(snapshot.name, folder)
 
-            snapshot, saved = await self.adapters.surviving(model, publish)
+            snapshot, saved = await self.adapters.run(model, publish)
             await self._add(path, saved, model, request)
             self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
             self.samplers.published(session, snapshot)
@@ -177,7 +175,7 @@ class Training:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
         path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
         folder, encrypt = self.checkpoints.folder(path), None if keys is None else encryption_to(keys)
-        saved = await self.adapters.surviving(
+        saved = await self.adapters.run(
             model, lambda engine: write_export(engine, model.id, folder, self.base.folder, encrypt)
         )
         await self.checkpoints.add(path, saved, **_facts(model, request))
@@ -214,12 +212,7 @@ Encrypt = Callable[[Path, Path], None]
 
 def encryption_to(keys: Sequence[str]) -> Encrypt:
     """What writes a second file that nobody but the recipients can read: native `age1…` keys (X25519) or SSH public
-    keys.
-
-    Raises:
-        InvalidData: none, too many, or one is no public key.
-        UserError: pyrage is not installed.
-    """
+    keys."""
     if not 1 <= len(keys) <= MAX_RECIPIENTS:
         raise InvalidData(
             f"An export cannot be encrypted to {len(keys)} recipients.",

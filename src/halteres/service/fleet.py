@@ -120,23 +120,19 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
     return host.engine
 
 
-async def survived(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
+async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
     """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
-
-    Raises:
-        EngineDied: engines keep dying under this one call.
-        NotReady: no engine is running.
-    """
-    async with aclosing(successors(pick)) as engines:
+    It raises what `failover_engines` raises."""
+    async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
             try:
                 return await call(engine)
             except EngineGone:
                 continue
-    raise AssertionError("successors ends by raising")
+    raise AssertionError("failover_engines ends by raising")
 
 
-async def successors(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
+async def failover_engines(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
     """The engine of the host that is picked, and after each death that of the one then picked, until it is enough;
     whoever is content with one stops asking.
 

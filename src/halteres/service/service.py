@@ -85,8 +85,10 @@ class Service:
             fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
-        sampling = self.samplers, self.snapshots, tasks, self.threads
-        self.samples = Samples(fleet, self.futures, *sampling, logprobs=options.sample_logprobs, limits=options.limits)
+        logprobs, limits = options.sample_logprobs, options.limits
+        self.samples = Samples(
+            fleet, self.futures, self.samplers, self.snapshots, tasks, self.threads, logprobs=logprobs, limits=limits
+        )
         training = Training(
             journal=journal,
             adapters=self.adapters,
@@ -208,12 +210,7 @@ def _into_queue(service: Service, row: Recorded) -> None:
 
 @contextmanager
 def locked(state: Path) -> Iterator[None]:
-    """Hold the state directory while the block runs.
-
-    Raises:
-        Conflict: another service holds it.
-        ServerError: it cannot be made.
-    """
+    """Hold the state directory while the block runs; Conflict where another service holds it."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

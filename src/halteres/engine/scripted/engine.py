@@ -35,35 +35,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from halteres.engine import protocol
-from halteres.engine.checks import (
-    array,
-    check_adam,
-    check_sampling,
-    check_streamed,
-    check_weights,
-    loss_not_finite,
-    tokens_of,
-)
+from halteres.engine import checks, protocol
+from halteres.engine.checks import array, tokens_of
 from halteres.engine.datums import TARGETS, check_pass, inputs_of
 from halteres.engine.folders import digest, size_of, written
-from halteres.engine.protocol import (
-    Adam,
-    Array,
-    Datum,
-    EngineGone,
-    LoraConfig,
-    LossSpec,
-    MergedType,
-    ModelInfo,
-    PassResult,
-    Piece,
-    SampleResult,
-    SamplingParams,
-    Saved,
-    StepResult,
-    Wanted,
-)
+from halteres.engine.protocol import LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult, Wanted
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
@@ -234,24 +210,24 @@ class ScriptedEngine:
             self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
 
     async def forward_backward(
-        self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
-    ) -> PassResult:
+        self, adapter: str, data: tuple[protocol.Datum, ...], loss: protocol.LossSpec, forward_only: bool = False
+    ) -> protocol.PassResult:
         async with self._inside("forward_backward", adapter):
             found = self._adapter(adapter)
             settings = check_pass(data, loss, self._info)
             rows = [_target_logprobs(self._bigram(found.weights.version), datum) for datum in data]
             total = sum(_loss(row, datum, loss, settings) for row, datum in zip(rows, data, strict=True))
             if not math.isfinite(total):
-                raise loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
+                raise checks.loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
             if not forward_only:
                 found.accumulated += len(data)
-            arrays = tuple(Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in rows)
-            return PassResult(logprobs=arrays, metrics={"loss:sum": total})
+            arrays = tuple(protocol.Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in rows)
+            return protocol.PassResult(logprobs=arrays, metrics={"loss:sum": total})
 
-    async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
+    async def optim_step(self, adapter: str, adam: protocol.Adam) -> StepResult:
         async with self._inside("optim_step", adapter):
             found = self._adapter(adapter)
-            check_adam(adam)
+            checks.check_adam(adam)
             if found.accumulated == 0:
                 raise UserError(
                     "There is no gradient to step on.",
@@ -288,7 +264,7 @@ class ScriptedEngine:
             if source.folder is None:
                 self._snapshots[name] = self._snapshot(source.name)
             else:
-                check_weights(source, Path(source.folder))
+                checks.check_weights(source, Path(source.folder))
                 self._snapshots[name] = Weights.read(Path(source.folder), optimizer=False)
             return self._snapshots[name].version
 
@@ -299,7 +275,7 @@ class ScriptedEngine:
         num_samples: int,
         params: SamplingParams,
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
-    ) -> SampleResult:
+    ) -> protocol.SampleResult:
         async with self._inside("sample"):
             return self._request(snapshot, prompt, num_samples, params, wanted).result()
 
@@ -312,14 +288,14 @@ class ScriptedEngine:
         wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
         async with self._inside("stream"):
-            check_streamed(wanted)
+            checks.check_streamed(wanted)
             for piece in self._request(snapshot, prompt, num_samples, params, wanted).pieces():
                 await self._pause("piece")
                 await asyncio.sleep(0)  # others have their turn between two pieces
                 self._refuse_if_closed()
                 yield piece
 
-    async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
+    async def merge(self, folder: str, into: str, dtype: protocol.MergedType = "base") -> Saved:
         async with self._inside("merge"):
             version = Weights.read(Path(folder), optimizer=False).version
             with written(Path(into)) as place:  # the base model as it is: there is nothing to merge
@@ -362,7 +338,7 @@ class ScriptedEngine:
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():
-            raise EngineGone("The engine is closed.", next="Start another.")
+            raise protocol.EngineGone("The engine is closed.", next="Start another.")
 
     def _adapter(self, name: str) -> Adapter:
         if name not in self._adapters:
@@ -381,7 +357,7 @@ class ScriptedEngine:
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
     ) -> SamplingRequest:
         version = 0 if snapshot is None else self._snapshot(snapshot).version
-        limit = check_sampling(prompt, num_samples, params, self._info, wanted)
+        limit = checks.check_sampling(prompt, num_samples, params, self._info, wanted)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
 
         def stops(tokens: list[int]) -> bool:
@@ -401,14 +377,14 @@ class ScriptedEngine:
         )
 
 
-def _target_logprobs(bigram: Bigram, datum: Datum) -> np.ndarray:
+def _target_logprobs(bigram: Bigram, datum: protocol.Datum) -> np.ndarray:
     """Of every target, shaped as they are."""
     targets = array(datum.inputs[TARGETS])
     before = np.repeat(tokens_of(datum.tokens), targets[0].size)
     return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
 
 
-def _loss(logprobs: np.ndarray, datum: Datum, loss: LossSpec, settings: Mapping[str, float]) -> float:
+def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, settings: Mapping[str, float]) -> float:
     """A number for a loss, not its formula: `cross_entropy` and `importance_sampling` are exact, others like one of
     them."""
     if loss.custom is not None:

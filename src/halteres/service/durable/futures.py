@@ -255,11 +255,7 @@ AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
 
 
 async def settled_at_once(futures: Futures, entry: Entry, work: Callable[[], Awaitable[Outcome]]) -> Future:
-    """Do the work; the future of its outcome.
-
-    Raises:
-        NotReady: the journal cannot be written.
-    """
+    """Do the work; the future of its outcome."""
     try:
         outcome = await work()
     except HalteresError as error:

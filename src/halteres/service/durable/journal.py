@@ -131,18 +131,13 @@ class Journal:
         self.trouble: NotReady | None = None  # why the file cannot be written now
 
     async def open(self) -> None:
-        """Open or create the file.
-
-        Raises:
-            Conflict: it was written by a version of Halteres whose tables were others.
-            ServerError: it cannot be opened or made.
-        """
+        """Open or create the file; Conflict where a version of Halteres wrote it whose tables were others."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
     async def close(self) -> None:
         """Record what has ended, commit what is pending and close the file."""
         with suppress(HalteresError):
-            await self.caught_up()
+            await self.flush()
         if self._recorder is not None:
             self._recorder.cancel()
             await asyncio.gather(self._recorder, return_exceptions=True)
@@ -201,7 +196,7 @@ class Journal:
         if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
             self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
 
-    async def caught_up(self) -> None:
+    async def flush(self) -> None:
         """What has ended is recorded.
 
         Raises:
@@ -230,7 +225,7 @@ class Journal:
 
     async def recall(self, request_id: str) -> Recorded | None:
         """The row of this id."""
-        await self.caught_up()
+        await self.flush()
         found = await self._select(_RECALL, recalled_id=request_id)
         return found[0] if found else None
 
@@ -241,12 +236,12 @@ class Journal:
     async def to_replay(self, run: str, after: int) -> list[Recorded]:
         """The requests of a training run with numbers above `after` that say what became of its adapter, in order,
         without their outcomes."""
-        await self.caught_up()
+        await self.flush()
         return await self._select(_SINCE, of=run, after=after)
 
     async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
         """The samples of a sampling session that were settled after this time (unix s), in order."""
-        await self.caught_up()
+        await self.flush()
         return await self._select(_SAMPLES, of=sampler, after=after)
 
     async def _select(self, query: Any, **values: Any) -> list[Recorded]:
@@ -276,7 +271,8 @@ class Journal:
         and every number that a refused request used up."""
 
         def pairs(connection: Connection, query: Any) -> list[tuple[str, int]]:
-            return [(row[0], row[1]) for row in connection.execute(query)]
+            found: Any = connection.execute(query)
+            return [(run, seq) for run, seq in found]
 
         return await self.transact(
             lambda connection: (

@@ -110,11 +110,7 @@ class Samplers:
         return shared
 
     async def create(self, session: Session, seq: int, base_model: str | None, model_path: str | None) -> Sampler:
-        """The sampling session of this number: made now, or the one made before.
-
-        Raises:
-            NotFound: no such base model or weights.
-        """
+        """The sampling session of this number: made now, or the one made before."""
         name = sampler_id(session.id, seq)
         if name in self._known:
             return self._known[name]

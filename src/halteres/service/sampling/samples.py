@@ -19,7 +19,7 @@ from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingPa
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
 from halteres.service.durable.journal import Drawn, Recorded
-from halteres.service.fleet import Fleet, Host, successors, survived
+from halteres.service.fleet import Fleet, Host, failover_engines, with_failover
 from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.tenancy.fair_queue import FairQueue, Threads
@@ -47,18 +47,16 @@ class StreamBroken(ServerError):
     code = "stream_broken"
 
 
-async def surviving_stream(
+async def stream_with_failover(
     pick: Callable[[], Host[protocol.Samples]], begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]]
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
 
     Raises:
         StreamBroken: an engine died that had sent something, and the next would write something else.
-        EngineDied: engines keep dying under this one stream.
-        NotReady: no engine is running.
     """
     sent: Counter[int] = Counter()  # tokens of each sequence
-    async with aclosing(successors(pick)) as engines:
+    async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
             written: Counter[int] = Counter()  # by this engine
             try:
@@ -161,7 +159,7 @@ class Samples:
 
         with self._counted(draw):
             async with self._queue.places(draw.tenant, draw.num_samples):
-                return await survived(lambda: self._fleet.pick(draw.name, draw.prompt), call)
+                return await with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
     async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         """As `draw`, sent while it is written; a reader that goes away frees the rows.
@@ -183,7 +181,7 @@ class Samples:
 
         async def fill() -> None:
             try:
-                written = surviving_stream(lambda: self._fleet.pick(draw.name, draw.prompt), begin)
+                written = stream_with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), begin)
                 async with self._queue.places(draw.tenant, draw.num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:

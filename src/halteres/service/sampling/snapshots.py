@@ -23,7 +23,7 @@ from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.base import WeightsBudget
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.fleet import Fleet, survived
+from halteres.service.fleet import Fleet, with_failover
 from halteres.service.models import Model
 
 MAX_SPILLED = 32
@@ -94,11 +94,7 @@ class Snapshots:
         return snapshot
 
     def published_with(self, model: Model, seq: int) -> Snapshot:
-        """Unnamed weights by the request that published them.
-
-        Raises:
-            SnapshotLost: they are gone.
-        """
+        """Unnamed weights by the request that published them; SnapshotLost where they are gone."""
         if (found := self._unnamed.get((model.id, seq))) is None:
             raise _gone("These sampler weights", UNNAMED)
         return found
@@ -110,7 +106,7 @@ class Snapshots:
             if folder.name not in meant:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def taken_again(self, model: Model, seq: int, trainer: Trains) -> None:
+    async def retake(self, model: Model, seq: int, trainer: Trains) -> None:
         """The adapter is again what it was when it was published with this number."""
         snapshot = self._unnamed.get((model.id, seq))
         if snapshot is not None and snapshot.folder is None and trainer not in snapshot.engines:
@@ -189,10 +185,7 @@ class Snapshots:
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Samples) -> AsyncIterator[None]:
         """The engine holds the snapshot as long as the block runs; None is the base model, which it always holds.
-
-        Raises:
-            SnapshotLost: it lived only in an engine that is gone.
-        """
+        SnapshotLost where it lived only in an engine that is gone."""
         if snapshot is None:
             yield
             return
@@ -242,7 +235,7 @@ class Snapshots:
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
 
-        await survived(lambda: self._fleet.trainer, fetch)
+        await with_failover(lambda: self._fleet.trainer, fetch)
 
     def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         """The engine has it now; those unused for longest make room for it."""

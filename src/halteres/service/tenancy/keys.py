@@ -35,7 +35,6 @@ LONGEST_S = 300 * 365.25 * 86400
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-
 log = logging.getLogger(__name__)
 
 
