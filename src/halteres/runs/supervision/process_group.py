@@ -26,8 +26,8 @@ from halteres.runs.supervision.logpipe import spawn
 from halteres.runs.supervision.roles import STOP_ORDER, Probe, Role, RoleName
 from halteres.runs.supervision.state_writer import StateWriter
 
-LOOK_EVERY_S = 0.5
-"""How often a process that tells nobody of its end, or of its successor, is looked at."""
+LOOK_EVERY_S = 0.1
+"""How often an engine, which is not our child, is looked at."""
 
 TOLD_WITHIN_S = 2.0
 """How long the service may take to say how its engine ended."""
@@ -215,7 +215,7 @@ async def engine_exit_code(service_folder: Path, pid: int) -> int | None:
     """Of an engine that has ended, negative for a signal; returns once its service, its parent, has written it."""
     file = service_folder / "engine_exit.json"
     while (end := _read(file)).get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(LOOK_EVERY_S)
     code = end.get("code")
     return code if isinstance(code, int) else None
 
@@ -230,22 +230,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 async def _gone(who: Mapping[str, Any]) -> None:
     """Return once this process, which is no child of ours, has ended."""
-    if sys.platform != "linux":
-        while alive(who):  # noqa: ASYNC110 - nothing here tells us of a stranger's end
-            await asyncio.sleep(LOOK_EVERY_S)
-        return
-    try:
-        descriptor = os.pidfd_open(who["pid"])
-    except ProcessLookupError:
-        return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    try:
-        loop.add_reader(descriptor, ended.set)
-        if alive(who):
-            await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    while alive(who):  # noqa: ASYNC110 - nobody tells us of its end
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 class Forwarding:
@@ -281,7 +267,9 @@ class Forwarding:
         with suppress(TimeoutError):
             # A run that ended early gives its sinks time: a process that is still importing dies of the signal.
             async with asyncio.timeout(SINKS_OPEN_WITHIN_S):
-                while child.exit_code is None and self._is_starting():  # noqa: ASYNC110 - a file tells nobody
+                while child.exit_code is None and any(  # noqa: ASYNC110 - a file tells nobody
+                    report.state == "starting" for report in read_reports(self._run.path).values()
+                ):
                     await asyncio.sleep(0.1)
         await asyncio.to_thread(child.end, SINKS_END_WITHIN_S)
         await watch
@@ -290,9 +278,6 @@ class Forwarding:
         if code := await asyncio.wrap_future(child.exit):
             how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
             self._failed(f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}.")
-
-    def _is_starting(self) -> bool:
-        return any(report.state == "starting" for report in read_reports(self._run.path).values())
 
     def _failed(self, why: str) -> None:
         for name, report in read_reports(self._run.path).items():
