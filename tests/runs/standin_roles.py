@@ -29,6 +29,8 @@ from typing import Any
 def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
+        import httpx  # noqa: F401 - by the first probe, too; but stand-ins may have done all their steps by then
+
         from halteres.observe import plots
         from halteres.runs.diagnosis import diagnosis
         from halteres.runs.supervision import controller, process_group, supervisor
