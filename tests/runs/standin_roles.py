@@ -11,6 +11,7 @@ of the trainer's rows, in JSON.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ from typing import Any
 def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
+        importlib.import_module("httpx")  # the first probe would: stand-ins may have done all their steps by then
+
         from halteres.observe import plots
         from halteres.runs.diagnosis import diagnosis
         from halteres.runs.supervision import controller, process_group, supervisor

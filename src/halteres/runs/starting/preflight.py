@@ -6,6 +6,7 @@ Each check is named and has figures and a sentence; all are made, whichever fail
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -151,7 +152,8 @@ def examine(plan: Plan) -> Examined:
         checks.append(
             replace(check, figures={"step": point.step}, found=f"of run {old.run_id}") if point is not None else check
         )
-    has_model, model = attempt("model present", lambda: _model(plan))
+    inference, url = settings.inference, plan.service_url
+    has_model, model = attempt("model present", lambda: given_model(inference, url) if url else own_model(inference))
     shape = model.shape if model else None
     reward_checks, reward_models = examine_reward_models(settings.env)
     model_checks = [has_model, *([_memory(plan, shape, server_bytes(reward_models))] if model else [])]
@@ -203,11 +205,6 @@ def check_keys(policy: Policy) -> None:
             field=missing[0],
             missing=missing,
         )
-
-
-def _model(plan: Plan) -> RunModel:
-    wanted = plan.settings.inference
-    return given_model(wanted, plan.service_url) if plan.service_url else own_model(wanted)
 
 
 def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
@@ -328,15 +325,13 @@ def examine_components(env: Mapping[str, Any]) -> list[Check]:
     return checks
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
 def _check_function(function: str) -> None:
-    """NotFound or InvalidConfig where the file is not there, is no Python, or defines nothing of the name."""
+    """NotFound or InvalidConfig where the file is not there, is no Python, or does not know the name."""
     place, _, name = function.rpartition(":")
     file = Path(place).expanduser()
     try:
-        tree = ast.parse(file.read_bytes())
+        source = file.read_text()
+        tree = ast.parse(source)
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
         raise NotFound(
@@ -345,10 +340,7 @@ def _check_function(function: str) -> None:
         ) from error
     except (OSError, SyntaxError, ValueError) as error:
         raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
-    bound = {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
-    if not bound & {name, "*"}:
+    if not re.search(rf"\b{re.escape(name)}\b|import \*", source):
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         guess = nearest(name, defined)
         raise InvalidConfig(

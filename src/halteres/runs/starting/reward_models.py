@@ -6,7 +6,7 @@ is written in place of a folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,9 @@ def server_bytes(models: Sequence[ModelFolder]) -> int:
 
 def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
     """The local folders, each once, in order."""
-    return tuple(dict.fromkeys(Path(place).expanduser() for place in _places(env) if not is_address(place)))
-
-
-def _places(env: Mapping[str, Any]) -> Iterator[str]:
-    for name in LISTS:
-        for component in components_of(env.get(name)):
-            yield from _split(component.get("model"))
-    yield from _split(env.get(SHORT))
+    models = [component.get("model") for name in LISTS for component in components_of(env.get(name))]
+    places = [place for model in (*models, env.get(SHORT)) for place in _split(model)]
+    return tuple(dict.fromkeys(Path(place).expanduser() for place in places if not is_address(place)))
 
 
 def _split(given: Any) -> list[str]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -162,22 +163,15 @@ class StopRequest:
     by: str  # who
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFull:
-    """Nothing more can be written: not every process notices, and some would wait for ever."""
+class Occasion(Enum):
+    """What happens without further facts."""
+
+    LOOK = "it is time to read what the roles have written"
+    DISK_FULL = "nothing more can be written: not every process notices, and some would wait for ever"
+    GRACE_OVER = "the trainer was asked to end early, and has not"
 
 
-@dataclass(frozen=True, slots=True)
-class LookedAround:
-    """It is time to read what the roles have written."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraceOver:
-    """The trainer was asked to end early, and has not."""
-
-
-Message = StopRequest | EngineGone | EngineBack | DiskFull | LookedAround | GraceOver | Ready | TooSlow | Exited
+Message = Occasion | StopRequest | EngineGone | EngineBack | Ready | TooSlow | Exited
 """Whatever happens to a run."""
 
 
@@ -307,12 +301,12 @@ class RunController:
                     self._report(alert)
                 await self._look_at_calls()
                 if shutil.disk_usage(self.run.path).free < LEAST_FREE_BYTES:
-                    await self.inbox.put(DiskFull())
+                    await self.inbox.put(Occasion.DISK_FULL)
                 await asyncio.sleep(HEARTBEAT_S)
 
         async def read_events() -> None:
             while True:
-                await self.inbox.put(LookedAround())
+                await self.inbox.put(Occasion.LOOK)
                 await asyncio.sleep(LOOK_EVERY_S)
 
         async with asyncio.TaskGroup() as tasks:
@@ -359,13 +353,13 @@ class RunController:
                     self.writer.update(status="stopping", phase=None)
             case StopRequest():
                 return Verdict(status="stopped")
-            case GraceOver():
+            case Occasion.GRACE_OVER:
                 late, early = "the trainer did not end after its step, and was ended.", self.early_end
                 if early and early.kind == "drift":
                     return Verdict(status="stopped", note=late.capitalize())  # the alert is put before it
                 goal = early and early.kind == "goal_reached"
                 return Verdict(status="stopped", note=f"{early.note}; {late}" if early and goal else None)
-            case LookedAround():
+            case Occasion.LOOK:
                 await self._read_files()
                 return self._end_early()
             case Ready(role):
@@ -381,7 +375,7 @@ class RunController:
             case EngineBack(engine):
                 self.writer.process("engine", **engine)
                 self.writer.event("restart", role="engine")
-            case DiskFull():
+            case Occasion.DISK_FULL:
                 return Verdict(status="failed", error=failures.disk_full(self.run))
             case Exited():
                 return await self._on_exit(message)
@@ -497,7 +491,7 @@ class RunController:
         with suppress(OSError):  # on a full disk the grace ends it
             write_stop_request(self.run.path / "control" / "stop.json", "after_step")
         self.ask_to_stop(StopRequest("after_step", early.by))
-        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, GraceOver())
+        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, Occasion.GRACE_OVER)
         return None
 
     def _why_early(self) -> EarlyEnd | None:

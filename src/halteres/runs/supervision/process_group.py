@@ -1,33 +1,49 @@
 """The processes of one run: its roles, each ended with all that it started; the engine, which is a grandchild; and the
 process that forwards metrics to W&B, trackio and TensorBoard.
 
-What an exit means is decided elsewhere (`controller`).
+What an exit means is decided elsewhere (`controller`). A child gets no secrets but those named, and what it prints goes
+through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for whatever else
+its supervisor does; its last words are in the log once its exit is known. Where nothing is secret, the child gets the
+log file itself. If the supervisor dies, its children, which end then too, find their output closed: Python's logging
+bears that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any
 
+from halteres.config import environ
 from halteres.config.settings import SinkName
 from halteres.files import NOT_JSON, read_regular
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
 from halteres.process import GRACE_S, Child, Lifeline, alive, identity
+from halteres.redaction import SHORTEST, STRUCK
 from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.logpipe import spawn
 from halteres.runs.supervision.roles import STOP_ORDER, Probe, Role, RoleName
 from halteres.runs.supervision.state_writer import StateWriter
 
-LOOK_EVERY_S = 0.5
-"""How often a process that tells nobody of its end, or of its successor, is looked at."""
+CHUNK_BYTES = 64 * 1024
+PIPE_BYTES = 1024 * 1024
+"""What a child may print ahead while we are busy (Linux's largest for everybody; its default is 64 KiB)."""
+
+EMPTIED_WITHIN_S = 1.0
+"""How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
+
+LOOK_EVERY_S = 0.1
+"""How often an engine, which is not our child, is looked at."""
 
 TOLD_WITHIN_S = 2.0
 """How long the service may take to say how its engine ended."""
@@ -38,6 +54,124 @@ SINKS_END_WITHIN_S = FLUSH_WITHIN_S + 3
 """How long the forwarding process may take to end, once all is in metrics.jsonl; then it is killed."""
 
 SINKS_OPEN_WITHIN_S = 5.0
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    folder: Path,
+    lifeline: Lifeline,
+    descriptors: Sequence[int] = (),
+    keys: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    answer: IO[bytes] | None = None,
+) -> Child:
+    """Start a command whose output is appended to `log`; OSError where that cannot be.
+
+    Args:
+        keys: names of the secret variables of ours that it may have.
+        answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
+            that open, and its exit from being known.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    emptied: Callable[[], object] | None = None
+    try:
+        strainer = Strainer(environ.secrets().values())
+        if not strainer.idle:
+            output, emptied = _piped(output, strainer, log.stem)
+        return Child(
+            command,
+            environment=environ.with_keys(*keys, PYTHONUNBUFFERED="1", **variables),
+            folder=folder,
+            lifeline=lifeline,
+            descriptors=descriptors,
+            stdout=answer or output,
+            stderr=output,
+            before_exit=emptied,
+        )
+    finally:
+        os.close(output)
+
+
+class Strainer:
+    """Strikes values out of a stream of bytes, however the stream is cut.
+
+    What it holds back is the beginning of a value at the very end of what came so far: less than the longest value,
+    and nothing of what cannot become one.
+
+    >>> strainer = Strainer(["sk-12345678"])
+    >>> strainer.through(b"key=sk-12"), strainer.through(b"345678!"), strainer.rest()
+    (b'key=', b'***!', b'')
+    """
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        values = {os.fsencode(secret) for secret in secrets if len(secret) >= SHORTEST}
+        self._secrets = sorted(values, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
+        self._held = b""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to strike out."""
+        return not self._secrets
+
+    def through(self, data: bytes) -> bytes:
+        """What may be written by now."""
+        if self.idle:
+            return data
+        stream = self._held + data
+        written, at, cut = list[bytes](), 0, len(stream) - self._beginning_at_the_end(stream)
+        for match in self._pattern.finditer(stream):
+            if match.start() >= cut:
+                break  # it may be the beginning of a longer one
+            written += [stream[at : match.start()], STRUCK.encode()]
+            at = match.end()
+        cut = max(cut, at)
+        self._held = stream[cut:]
+        return b"".join((*written, stream[at:cut]))
+
+    def rest(self) -> bytes:
+        """What was held back: nothing more comes."""
+        held, self._held = self._held, b""
+        return held if self.idle else self._pattern.sub(STRUCK.encode(), held)
+
+    def _beginning_at_the_end(self, stream: bytes) -> int:
+        """Length of the longest end of the stream that a value begins with."""
+        longest = 0
+        for secret in self._secrets:
+            at = stream.find(secret[:1], max(0, len(stream) - len(secret) + 1))
+            while at >= 0 and not secret.startswith(stream[at:]):
+                at = stream.find(secret[:1], at + 1)
+            longest = max(longest, len(stream) - at if at >= 0 else 0)
+        return longest
+
+
+def _piped(log: int, strainer: Strainer, name: str) -> tuple[int, Callable[[], object]]:
+    """The end of a pipe for a child to write to, and a call that returns once all is in the log, or after
+    EMPTIED_WITHIN_S."""
+    reading, writing = os.pipe()
+    if sys.platform == "linux":
+        with suppress(OSError):  # this user's pipes may have used up their share
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def write(data: bytes) -> None:
+        with suppress(OSError):  # what the disk will not have is lost: the child must not wait for room
+            while data:
+                data = data[os.write(log, data) :]
+
+    def empty() -> None:
+        """Read until the last writer is gone."""
+        while data := os.read(reading, CHUNK_BYTES):
+            write(strainer.through(data))
+        write(strainer.rest())
+        os.close(reading)
+        os.close(log)
+
+    thread = threading.Thread(target=empty, name=f"log of {name}", daemon=True)
+    thread.start()
+    return writing, lambda: thread.join(EMPTIED_WITHIN_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +349,7 @@ async def engine_exit_code(service_folder: Path, pid: int) -> int | None:
     """Of an engine that has ended, negative for a signal; returns once its service, its parent, has written it."""
     file = service_folder / "engine_exit.json"
     while (end := _read(file)).get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(LOOK_EVERY_S)
     code = end.get("code")
     return code if isinstance(code, int) else None
 
@@ -230,22 +364,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 async def _gone(who: Mapping[str, Any]) -> None:
     """Return once this process, which is no child of ours, has ended."""
-    if sys.platform != "linux":
-        while alive(who):  # noqa: ASYNC110 - nothing here tells us of a stranger's end
-            await asyncio.sleep(LOOK_EVERY_S)
-        return
-    try:
-        descriptor = os.pidfd_open(who["pid"])
-    except ProcessLookupError:
-        return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    try:
-        loop.add_reader(descriptor, ended.set)
-        if alive(who):
-            await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    while alive(who):  # noqa: ASYNC110 - nobody tells us of its end
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 class Forwarding:
@@ -281,7 +401,9 @@ class Forwarding:
         with suppress(TimeoutError):
             # A run that ended early gives its sinks time: a process that is still importing dies of the signal.
             async with asyncio.timeout(SINKS_OPEN_WITHIN_S):
-                while child.exit_code is None and self._is_starting():  # noqa: ASYNC110 - a file tells nobody
+                while child.exit_code is None and any(  # noqa: ASYNC110 - a file tells nobody
+                    report.state == "starting" for report in read_reports(self._run.path).values()
+                ):
                     await asyncio.sleep(0.1)
         await asyncio.to_thread(child.end, SINKS_END_WITHIN_S)
         await watch
@@ -290,9 +412,6 @@ class Forwarding:
         if code := await asyncio.wrap_future(child.exit):
             how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
             self._failed(f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}.")
-
-    def _is_starting(self) -> bool:
-        return any(report.state == "starting" for report in read_reports(self._run.path).values())
 
     def _failed(self, why: str) -> None:
         for name, report in read_reports(self._run.path).items():

@@ -1,6 +1,7 @@
 """What a supervisor writes of its run: run.json, events.jsonl and the heartbeat.
 
-The state is in memory and disk follows every change of it; no text in it holds a secret. It decides no change.
+The state is in memory and disk follows every change of it; no text in it holds a secret. It decides no change. A log
+that grows without end loses its beginning, and ends no child.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +22,6 @@ from halteres.redaction import Redactor
 from halteres.runs.diagnosis import HEARTBEAT_S
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, read_state, write_state
-from halteres.runs.supervision.logpipe import cut_logs
 
 _log = logging.getLogger(__name__)
 
@@ -85,3 +86,22 @@ class StateWriter:
         finally:
             heart.cancel()
             await asyncio.gather(heart, return_exceptions=True)
+
+
+LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""What a log may grow to, and what is then kept of it: the newest."""
+
+
+def cut_logs(folder: Path) -> None:
+    """Of every log in this folder that has grown too large, keep the end. Whoever writes it appends, and goes on; what
+    comes in between the reading and the cutting is lost."""
+    for log in folder.glob("*.log"):
+        with suppress(OSError):  # a disk that takes nothing: the next look tries again
+            if log.stat().st_size <= LOG_BYTES:
+                continue
+            with log.open("rb+") as stream:
+                size = stream.seek(-KEPT_BYTES, os.SEEK_END) + KEPT_BYTES
+                kept = stream.read().partition(b"\n")[2]  # whole lines
+                stream.truncate(0)
+            with log.open("ab", buffering=0) as appending:
+                appending.write(b"[%d bytes of this log were cut away]\n" % (size - len(kept)) + kept)

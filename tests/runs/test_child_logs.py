@@ -17,8 +17,8 @@ from halteres.config import environ
 from halteres.files import tail
 from halteres.process import Child, Lifeline, start_time
 from halteres.redaction import Redactor
-from halteres.runs.supervision import logpipe
-from halteres.runs.supervision.logpipe import Strainer, spawn
+from halteres.runs.supervision import process_group, state_writer
+from halteres.runs.supervision.process_group import Strainer, spawn
 
 SECRETS = ["sk-0123456789", "sk-01234", "34-abcdef", "b\nc\nd\ne", "schlüssel"]
 
@@ -108,7 +108,7 @@ async def test_a_full_disk_makes_no_child_wait_or_fail(tmp_path: Path, secret: s
 async def test_whoever_holds_the_output_open_does_not_delay_the_news_of_the_end(
     tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logpipe, "EMPTIED_WITHIN_S", 0.05)
+    monkeypatch.setattr(process_group, "EMPTIED_WITHIN_S", 0.05)
     code = (
         "import subprocess, sys; daemon = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'],"
         " start_new_session=True); print(daemon.pid)"
@@ -130,12 +130,12 @@ async def test_without_a_secret_a_child_writes_its_log_itself(tmp_path: Path, mo
 def test_a_log_that_grows_without_end_is_cut_while_its_run_goes_on_and_keeps_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logpipe, "LOG_BYTES", 100_000)
-    monkeypatch.setattr(logpipe, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr(state_writer, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(state_writer, "KEPT_BYTES", 20_000)
     log = tmp_path / "env.log"
     with log.open("ab", buffering=0) as child:  # as a child has it
         child.write(b"".join(b"line %d\n" % number for number in range(20_000)))
-        logpipe.cut_logs(tmp_path)
+        state_writer.cut_logs(tmp_path)
         assert log.stat().st_size < 30_000
         child.write(b"the last\n")
     first, second, *_, newest, last = log.read_text().splitlines()
