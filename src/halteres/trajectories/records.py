@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -202,3 +203,22 @@ class Remembered:
     last_group: int = 0  # largest id ever given
     last_position: int = 0  # of what waits
     last_delivery: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a turn begins with on a queue that several servers share."""
+
+    changes: Sequence[Change] = ()  # of the other servers, in order; bodies are left out (b"")
+    afresh: Remembered | None = None  # instead of changes: too much was missed, begin from this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsQuery:
+    """Which groups to list: the oldest first, by id."""
+
+    after: int = 0  # ids above this
+    limit: int = 100
+    places: tuple[Place, ...] = ()  # empty: all
+    env_id: int | None = None
+    newest: bool = False  # the last `limit` of them instead of the first; the order stays

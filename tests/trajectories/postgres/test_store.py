@@ -10,6 +10,7 @@ from halteres.trajectories.records import (
     EnvSaved,
     EnvSeen,
     GroupMoved,
+    GroupsQuery,
     Place,
     Remembered,
     RunRecord,
@@ -18,7 +19,6 @@ from halteres.trajectories.records import (
 )
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
-from halteres.trajectories.stores.store import GroupsQuery
 
 from .cluster import Cluster
 from .samples import CHANGES, REGISTRATION, arrived, batch, delivered, group, turn

@@ -11,7 +11,9 @@ from halteres.trajectories.records import (
     EnvSeen,
     GroupArrived,
     GroupMoved,
+    GroupsQuery,
     KnownKey,
+    News,
     Place,
     Remembered,
     RunRecord,
@@ -21,7 +23,7 @@ from halteres.trajectories.records import (
 )
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.sqlite import SqliteStore
-from halteres.trajectories.stores.store import GroupsQuery, News, Store
+from halteres.trajectories.stores.store import Store
 from trajectories.postgres.samples import ENV, REGISTRATION, arrived, batch, delivered, group, keyed
 
 from .conftest import OpenStore

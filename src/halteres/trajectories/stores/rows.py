@@ -28,6 +28,7 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     GroupRecord,
+    GroupsQuery,
     KnownKey,
     Place,
     Remembered,
@@ -37,7 +38,6 @@ from halteres.trajectories.records import (
     Tally,
 )
 from halteres.trajectories.schema import EnvRegistration, Registration
-from halteres.trajectories.stores.store import GroupsQuery
 
 SCHEMA_VERSION = 3
 
@@ -175,9 +175,10 @@ def _row_of(record: GroupRecord | EnvRecord | Delivery) -> dict[str, Any]:
 
 def _records(connection: Connection, kind: type[T], query: Any) -> list[T]:
     """The records of rows; the query gives each of their fields."""
-    found = list[T]()
-    for row in connection.execute(query):
-        fields = dict(row._mapping)
+    found, rows = list[T](), connection.execute(query)
+    names = list(rows.keys())
+    for row in rows:
+        fields = dict(zip(names, row, strict=True))
         if "version_min" in fields:
             low, high = fields.pop("version_min"), fields.pop("version_max")
             fields["versions"] = None if low is None else (low, high)

@@ -26,11 +26,11 @@ from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
-from halteres.trajectories.records import Change, Delivery, GroupArrived, GroupRecord, Remembered
+from halteres.trajectories.records import Change, GroupArrived
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.rows import SCHEMA_VERSION, chunks, groups
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.store import Durability, GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores.store import Durability, Store, StoreFailed
 
 PRAGMAS = (
     "page_size = 2048",  # a commit writes whole pages, and changes little in each
@@ -75,7 +75,7 @@ ORDER BY number
 _log = logging.getLogger(__name__)
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """One database file and its folder of tokens, held by one server at a time.
 
     Args:
@@ -89,8 +89,6 @@ class SqliteStore:
         Conflict: another server holds it, or it is of another version.
         StoreFailed: it cannot be opened.
     """
-
-    is_shared = False
 
     def __init__(
         self,
@@ -124,15 +122,6 @@ class SqliteStore:
         """See `Store`."""
         return self._reserve.is_full
 
-    def load(self) -> Remembered:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.everything(connection)
-
-    def begin(self) -> News:
-        """See `Store`. Nobody else writes: there is nothing to wait for."""
-        return News()
-
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
         if not changes:
@@ -151,13 +140,6 @@ class SqliteStore:
         if self._segments.newest > newest or not all(isinstance(change, GroupArrived) for change in changes):
             self._remove_unwanted()
 
-    def abandon(self) -> None:
-        """See `Store`."""
-
-    def news(self) -> News:
-        """See `Store`. Nobody else writes."""
-        return News()
-
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         extents = dict[int, Extent]()
@@ -169,22 +151,6 @@ class SqliteStore:
         if lost := sorted(group_id for group_id, body in texts.items() if body is None):
             _log.error("Tokens of %d groups of %s are damaged; the first is group %d.", len(lost), self.file, lost[0])
         return {group_id: body for group_id in group_ids if (body := texts.get(group_id)) is not None}
-
-    def latest_body(self) -> bytes | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            newest = rows.newest(connection)
-        return next(iter(self.bodies(newest).values()), None)
-
-    def delivery(self, batch_id: int) -> Delivery | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.delivery(connection, batch_id)
-
-    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.listed(connection, query)
 
     def close(self) -> None:
         """See `Store`."""
