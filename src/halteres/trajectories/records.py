@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from halteres.trajectories.schema import EnvRegistration, Registration
 
@@ -178,8 +179,7 @@ class Tally:
     num_groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class KnownKey:
+class KnownKey(NamedTuple):
     """An Idempotency-Key that was used, and what was answered."""
 
     key: str

@@ -177,7 +177,7 @@ def _records(connection: Connection, kind: type[T], query: Any) -> list[T]:
     """The records of rows; the query gives each of their fields."""
     found, rows = list[T](), connection.execute(query)
     names = list(rows.keys())
-    for row in rows:
+    for row in rows.all():
         fields = dict(zip(names, row, strict=True))
         if "version_min" in fields:
             low, high = fields.pop("version_min"), fields.pop("version_max")
@@ -274,7 +274,7 @@ def everything(connection: Connection) -> Remembered:
         waiting=tuple(waiting),
         deliveries=tuple(_records(connection, Delivery, newest_first.where(standings.in_(OPEN)))[::-1]),
         settled=tuple(settled[::-1]),
-        keyed=tuple(KnownKey(*row) for row in connection.execute(_KEYS)),
+        keyed=tuple(map(KnownKey._make, connection.execute(_KEYS).all())),
         seen=tuple(EnvSeen(*row) for row in connection.execute(seen.order_by(environments.c.id))),
         tallies=tuple(Tally(*row) for row in connection.execute(_TALLIES)),
         first_group_at=connection.scalar(_FIRST_GROUP_AT),
