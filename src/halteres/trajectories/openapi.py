@@ -11,7 +11,8 @@ from starlette.routing import Route
 
 from halteres.trajectories import schema
 
-ASKED = (401, 403)  # of every route: the access policy
+ALWAYS = (401, 403, 503)  # of every route: the access policy, and a server that is ending
+WITH_BODY = (400, 408, 413, 422)
 WORDS: Mapping[int, str] = {
     200: "Done",
     400: "The body cannot be read",
@@ -44,7 +45,7 @@ class Described(Route):
         in_path: parameters of the path.
         query: parameters of the query.
         headers: what each is for.
-        statuses: beside 200 and those of the access policy.
+        statuses: beside 200, those of every route and those of what it takes.
     """
 
     def __init__(
@@ -64,14 +65,10 @@ class Described(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.methods = {method}  # without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody
-        self.method, self.answer, self.media_type, self.body, self.needs_body = (
-            method,
-            answer,
-            media_type,
-            body,
-            needs_body,
-        )
-        self.in_path, self.query, self.headers, self.statuses = in_path, query, headers or {}, statuses
+        self.method, self.answer, self.media_type = method, answer, media_type
+        self.body, self.needs_body = body, needs_body
+        self.in_path, self.query, self.headers, self.statuses = in_path, query, headers or {}, set(statuses)
+        self.statuses |= {*ALWAYS, *(WITH_BODY if body else (422,) if query or in_path else ())}
         words = (endpoint.__doc__ or "").partition("\n")[0].partition(": ")[2]
         self.summary = words[:1].upper() + words[1:]
 
@@ -155,7 +152,7 @@ def _responses(route: Described, components: dict[str, Any]) -> dict[str, Any]:
     kinds = [_schema_of(kind, components) for kind in route.answer]
     answer = {"type": "string"} if not kinds else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     found: dict[str, Any] = {"200": {"description": WORDS[200], "content": {route.media_type: {"schema": answer}}}}
-    for status in sorted({*route.statuses, *ASKED}):
+    for status in sorted(route.statuses):
         if status in TEXT:
             content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
         else:

@@ -211,14 +211,3 @@ class News:
 
     changes: Sequence[Change] = ()  # of the other servers, in order; bodies are left out (b"")
     afresh: Remembered | None = None  # instead of changes: too much was missed, begin from this
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsQuery:
-    """Which groups to list: the oldest first, by id."""
-
-    after: int = 0  # ids above this
-    limit: int = 100
-    places: tuple[Place, ...] = ()  # empty: all
-    env_id: int | None = None
-    newest: bool = False  # the last `limit` of them instead of the first; the order stays

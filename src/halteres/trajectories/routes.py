@@ -30,7 +30,7 @@ from halteres.trajectories.http import (
 )
 from halteres.trajectories.ingest import Verdict
 from halteres.trajectories.openapi import Described
-from halteres.trajectories.records import Delivery, GroupRecord, GroupsQuery, Place
+from halteres.trajectories.records import Delivery, GroupRecord, Place
 from halteres.trajectories.scored_data import ScoredData
 from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.state import State
@@ -49,9 +49,6 @@ NO_EXAMPLE = msgspec.json.encode(schema.Example())
 PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
 GONE = msgspec.Raw(b"null")
 
-STORED = (503,)
-WITH_BODY = (400, 408, 413, 422, *STORED)
-LEASED = (404, 409, 422, *STORED)
 KEYED = {"Idempotency-Key": "Of this group, kept for its retries: the same key never counts twice."}
 OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
 
@@ -71,17 +68,11 @@ def _route(method: str, path: str, **takes: Any) -> Callable[[T], T]:
     return entered
 
 
-@_route(
-    "POST",
-    "/register-env",
-    body=schema.EnvRegistration,
-    answer=[schema.EnvRegistered, schema.EnvWaits],
-    statuses=WITH_BODY,
-)
+@_route("POST", "/register-env", body=schema.EnvRegistration, answer=[schema.EnvRegistered, schema.EnvWaits])
 async def register_env(request: Request) -> Response:
     """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
-    service = service_of(request)
-    record = await service.register_env(await body_of(request, schema.EnvRegistration))
+    service, registration = service_of(request), await body_of(request, schema.EnvRegistration)
+    record = await service.register_env(registration)
     run = service.state.run
     if record is None or run.registration is None:
         return reply(schema.EnvWaits())
@@ -97,9 +88,7 @@ async def register_env(request: Request) -> Response:
     )
 
 
-@_route(
-    "POST", "/disconnect-env", body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed], statuses=WITH_BODY
-)
+@_route("POST", "/disconnect-env", body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed])
 async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, schema.EnvReference)).env_id
@@ -107,14 +96,11 @@ async def disconnect_env(request: Request) -> Response:
     return reply(schema.Succeeded() if known else schema.Failed(error=f"There is no environment {env_id}."))
 
 
-@_route(
-    "GET", "/status-env", body=schema.EnvReference, headers=OURS, answer=[schema.EnvStatus], statuses=(410, *WITH_BODY)
-)
+@_route("GET", "/status-env", body=schema.EnvReference, headers=OURS, answer=[schema.EnvStatus], statuses=(410,))
 async def status_env(request: Request) -> Response:
     """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
-    asked = await body_of(request, schema.EnvReference)
-    answer = await service_of(request).status_env(asked.env_id, ours=is_ours(request), asked_for=asked.asked_for)
-    return reply(answer)
+    env = await body_of(request, schema.EnvReference)
+    return reply(await service_of(request).status_env(env.env_id, ours=is_ours(request), asked_for=env.asked_for))
 
 
 @_route(
@@ -123,7 +109,7 @@ async def status_env(request: Request) -> Response:
     body=ScoredData,
     headers=KEYED | OURS,
     answer=[schema.Received, schema.Buffered],
-    statuses=(409, 410, *WITH_BODY),
+    statuses=(409, 410),
 )
 class PostScoredData:
     """POST /scored_data: one group."""
@@ -133,11 +119,8 @@ class PostScoredData:
         """Answer."""
         here: AppContext = scope["app"].state.context
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
-        key = (
-            schema.convert({KEY: headers[_KEY].decode("latin-1")}, schema.PostHeaders, "header").key
-            if _KEY in headers
-            else None
-        )
+        posted = {KEY: headers[_KEY].decode("latin-1")} if _KEY in headers else {}
+        key = schema.convert(posted, schema.PostHeaders, "header").key if posted else None
         async with here.bodies.of(scope, receive) as body:
             group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
@@ -146,12 +129,7 @@ class PostScoredData:
 
 
 @_route(
-    "POST",
-    "/scored_data_list",
-    body=list[ScoredData],
-    headers=OURS,
-    answer=[schema.ListReceived],
-    statuses=(409, 410, *WITH_BODY),
+    "POST", "/scored_data_list", body=list[ScoredData], headers=OURS, answer=[schema.ListReceived], statuses=(409, 410)
 )
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
@@ -183,7 +161,7 @@ def _received(verdict: Verdict) -> schema.Received | schema.Buffered:
     )
 
 
-@_route("POST", "/register", body=schema.Registration, answer=[schema.Registered], statuses=WITH_BODY)
+@_route("POST", "/register", body=schema.Registration, answer=[schema.Registered])
 async def register(request: Request) -> Response:
     """POST /register: a trainer begins a run, or goes on with its own."""
     registration = (await body_of(request, schema.Registration)).checked()
@@ -209,9 +187,7 @@ async def info(request: Request) -> Response:
     return reply(schema.Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len))
 
 
-@_route(
-    "GET", "/batch", query=schema.BatchQuery, answer=[schema.BatchAnswer, schema.NotRegistered], statuses=(422, *STORED)
-)
+@_route("GET", "/batch", query=schema.BatchQuery, answer=[schema.BatchAnswer, schema.NotRegistered])
 async def batch(request: Request) -> Response:
     """GET /batch: exactly batch_size sequences, or null. Ours: ?lease, ?policy_version, ?after, ?wait."""
     query = query_of(request, schema.BatchQuery)
@@ -278,7 +254,9 @@ class _PlainBatch(Response):
                 self._service.give_back(self._batch)
 
 
-@_route("POST", "/v1/batches/{batch_id}/ack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=LEASED)
+@_route(
+    "POST", "/v1/batches/{batch_id}/ack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+)
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
     service, batch_id = service_of(request), _batch_id(request)
@@ -287,7 +265,9 @@ async def acknowledge(request: Request) -> Response:
     return await _settled(request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago))
 
 
-@_route("POST", "/v1/batches/{batch_id}/nack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=LEASED)
+@_route(
+    "POST", "/v1/batches/{batch_id}/nack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+)
 async def nack(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/nack: a leased batch goes back; it answers the next question."""
     return await _settled(request, batches.nack)
@@ -301,16 +281,16 @@ async def nack(request: Request) -> Response:
     body=schema.LeaseRequest,
     needs_body=False,
     answer=[schema.Settled],
-    statuses=(404, 409, *WITH_BODY),
+    statuses=(404, 409),
 )
 async def extend(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/extend: the lease ends so many seconds from now."""
     in_query = "lease" in request.query_params
-    wanted = query_of(request, schema.LeaseRequest) if in_query else await body_of(request, schema.LeaseRequest)
-    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, wanted.lease))
+    until = query_of(request, schema.LeaseRequest) if in_query else await body_of(request, schema.LeaseRequest)
+    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, until.lease))
 
 
-@_route("GET", "/reset_data", media_type="text/plain", statuses=STORED)
+@_route("GET", "/reset_data", media_type="text/plain")
 async def reset_data(request: Request) -> Response:
     """GET /reset_data: forget the run; its groups are archived."""
     await service_of(request).decisions.submit(batches.reset)
@@ -346,7 +326,7 @@ async def get_status(request: Request) -> Response:
     return reply(await service_of(request).status())
 
 
-@_route("GET", "/latest_example", answer=[schema.Example], statuses=STORED)
+@_route("GET", "/latest_example", answer=[schema.Example])
 async def latest_example(request: Request) -> Response:
     """GET /latest_example: the group that entered the queue last."""
     return await large_reply(request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE)
@@ -364,35 +344,24 @@ async def get_metrics(request: Request) -> Response:
     return Response(metrics_text(service_of(request).state), media_type=MEDIA_TYPE)
 
 
-@_route("GET", "/v1/groups", query=schema.GroupsRequest, answer=[schema.Groups], statuses=(422, *STORED))
+@_route("GET", "/v1/groups", query=schema.GroupsRequest, answer=[schema.Groups])
 async def groups(request: Request) -> Response:
     """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer gets of them."""
-    wanted = query_of(request, schema.GroupsRequest, "place")
-    store = service_of(request).store
-    query = GroupsQuery(
-        after=max(0, wanted.after),
-        limit=wanted.limit + 1,  # one more tells whether there are more
-        places=tuple(map(Place, wanted.place)),
-        env_id=wanted.env_id,
-        newest=wanted.newest,
-    )
-    found = await asyncio.to_thread(store.groups, query)
-    page = fitting(found, wanted)
-    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if wanted.bodies and page else {}
-    listed = [_group_reply(group, elements.get(group.id) if wanted.bodies else b"") for group in page]
-    more = len(page) < len(found) and not wanted.newest
-    return await large_reply(
-        request, msgspec.json.encode(schema.Groups(groups=listed, next=page[-1].id if more else None))
-    )
+    query, store = query_of(request, schema.GroupsRequest, "place"), service_of(request).store
+    one_more = msgspec.structs.replace(query, limit=query.limit + 1)  # tells whether there are more
+    found = await asyncio.to_thread(store.groups, one_more)
+    page = fitting(found, query)
+    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if query.bodies and page else {}
+    listed = [_group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page]
+    following = page[-1].id if len(page) < len(found) and not query.newest else None
+    return await large_reply(request, msgspec.json.encode(schema.Groups(groups=listed, next=following)))
 
 
-@_route(
-    "GET", "/v1/groups/{group_id}", in_path=schema.GroupReference, answer=[schema.Group], statuses=(404, 422, *STORED)
-)
+@_route("GET", "/v1/groups/{group_id}", in_path=schema.GroupReference, answer=[schema.Group], statuses=(404,))
 async def group(request: Request) -> Response:
     """GET /v1/groups/{group_id}: one group, with its element while that is kept."""
     group_id = schema.convert(dict(request.path_params), schema.GroupReference, "path").group_id
-    store, query = service_of(request).store, GroupsQuery(after=group_id - 1, limit=1)
+    store, query = service_of(request).store, schema.GroupsRequest(after=group_id - 1, limit=1)
     found = await asyncio.to_thread(store.groups, query) if group_id > 0 else []
     if not found or found[0].id != group_id:
         raise NotFound(f"There is no group {group_id}.", "", "GET /v1/groups lists them.")
@@ -400,18 +369,18 @@ async def group(request: Request) -> Response:
     return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
-def fitting(found: Sequence[GroupRecord], wanted: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
+def fitting(found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
     """Those of the found ones that fit on the page: the first, or the last of the newest; the order stays."""
-    within = list(found[-wanted.limit :] if wanted.newest else found[: wanted.limit])
-    if not wanted.bodies:
+    within = list(found[-query.limit :] if query.newest else found[: query.limit])
+    if not query.bodies:
         return within
     page, left = list[GroupRecord](), most
-    for each in reversed(within) if wanted.newest else within:
+    for each in reversed(within) if query.newest else within:
         left -= each.num_bytes
         if left < 0 and page:
             break
         page.append(each)
-    return page[::-1] if wanted.newest else page
+    return page[::-1] if query.newest else page
 
 
 def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:

@@ -28,7 +28,6 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     GroupRecord,
-    GroupsQuery,
     KnownKey,
     Place,
     Remembered,
@@ -37,7 +36,7 @@ from halteres.trajectories.records import (
     Standing,
     Tally,
 )
-from halteres.trajectories.schema import EnvRegistration, Registration
+from halteres.trajectories.schema import EnvRegistration, GroupsRequest, Registration
 
 SCHEMA_VERSION = 3
 
@@ -309,16 +308,16 @@ def newest(connection: Connection) -> list[int]:
     return sorted((group_id for group_id in found if group_id is not None), reverse=True)
 
 
-def listed(connection: Connection, query: GroupsQuery) -> list[GroupRecord]:
-    """See `Store.groups`. Each place is asked for by its index."""
+def listed(connection: Connection, query: GroupsRequest) -> list[GroupRecord]:
+    """See `Store.groups`. Each place is matching for by its index."""
     found = list[GroupRecord]()
-    for place in query.places or (None,):
-        asked = _GROUPS.where(groups.c.id > query.after).limit(query.limit)
-        asked = asked.order_by(groups.c.id.desc() if query.newest else groups.c.id)
+    for place in query.place or (None,):
+        matching = _GROUPS.where(groups.c.id > query.after).limit(query.limit)
+        matching = matching.order_by(groups.c.id.desc() if query.newest else groups.c.id)
         if place is not None:
-            asked = asked.where(groups.c.place == place)
+            matching = matching.where(groups.c.place == Place(place))
         if query.env_id is not None:
-            asked = asked.where(groups.c.env_id == query.env_id)
-        found += _records(connection, GroupRecord, asked)
+            matching = matching.where(groups.c.env_id == query.env_id)
+        found += _records(connection, GroupRecord, matching)
     found.sort(key=lambda group: group.id)
     return found[-query.limit :] if query.newest else found[: query.limit]

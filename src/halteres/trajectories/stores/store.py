@@ -13,7 +13,8 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from halteres.errors import NotReady
-from halteres.trajectories.records import Change, Delivery, GroupRecord, GroupsQuery, News, Remembered
+from halteres.trajectories.records import Change, Delivery, GroupRecord, News, Remembered
+from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores import rows
 
 Durability = Literal["process", "power"]
@@ -79,7 +80,7 @@ class Store(ABC):
         with self._reading() as connection:
             return rows.delivery(connection, batch_id)
 
-    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
+    def groups(self, query: GroupsRequest) -> list[GroupRecord]:
         """Records of groups, also of those that no longer wait."""
         with self._reading() as connection:
             return rows.listed(connection, query)
