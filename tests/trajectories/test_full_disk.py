@@ -96,6 +96,8 @@ def test_a_server_on_a_full_disk_can_be_started_again_and_drained(disk: Disk, en
     try:
         assert [each.id for each in store.load().waiting] == list(range(1, 201))
         for step in range(1, 201):
+            if step == 1 or (step == 100 and ended == "killed"):
+                disk.fill()  # another program takes what was given back; after a proper end less was kept
             store.commit(delivered(step, step, step=step))
         assert store.load().waiting == ()
         assert store.is_full

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from halteres.errors import Conflict
 from halteres.trajectories.group_commit import GroupCommit
-from halteres.trajectories.records import Change, GroupRecord, Remembered, RunRecord, RunSaved
+from halteres.trajectories.records import Change, News, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
-from halteres.trajectories.stores.store import GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores.store import Store, StoreFailed
 
 DEADLINE_S = 10
 
 
 @dataclass
-class Memory:
+class Memory(Store):
     """A store whose disk is a record, and whose failures are arranged."""
 
     kept: RunRecord = field(default_factory=RunRecord)
@@ -65,14 +66,11 @@ class Memory:
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         return {}
 
-    def latest_body(self) -> bytes | None:
-        return None
-
-    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
-        return []
-
     def close(self) -> None:
         return
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        raise NotImplementedError
 
 
 @asynccontextmanager

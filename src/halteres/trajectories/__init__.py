@@ -3,7 +3,7 @@
 Owns: the Atropos API, the durable queue, batch forming, staleness, parking.
 Never: samples, trains, judges a reward.
 
-    socket ── server ── routes ── request_bodies, scored_data (bytes in), replies (bytes out)
+    socket ── server ── routes, http ── scored_data, posted_group (bytes in), schema (messages)
                           │
                        service ── one decision for each question
                           │
@@ -15,5 +15,5 @@ Never: samples, trains, judges a reward.
                           │            │ changes, which make up the `state`
                        stores/ ── SQLite and files of tokens, or PostgreSQL: what survives kill -9
 
-    status and diagnostics say what is going on, and change nothing.
+    diagnostics says what is going on, and changes nothing.
 """

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from halteres.errors import HalteresError, boundary
-from halteres.trajectories.records import Remembered
+from halteres.trajectories.records import News, Remembered
 from halteres.trajectories.state import State
-from halteres.trajectories.stores.store import News, Store, StoreFailed
+from halteres.trajectories.stores.store import Store, StoreFailed
 
 T = TypeVar("T")
 Decision = Callable[[State], T]  # changes the state by `state.do`, or raises before it changed anything

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,8 +27,6 @@ from halteres.trajectories.schema import Unprocessable, convert, decode
 from halteres.trajectories.service import QueueFull, TrajectoryService
 
 T = TypeVar("T")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 JSON = "application/json"
 

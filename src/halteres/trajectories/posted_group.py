@@ -102,9 +102,10 @@ def parse_list(body: bytes) -> list[Scored]:
     try:
         bodies: list[Any] = msgspec.json.decode(body, type=list[msgspec.Raw])
     except UNREADABLE as error:
-        bodies = scored_data.read_values(body)
-        if not isinstance(bodies, list):
+        values = scored_data.read_values(body)
+        if not isinstance(values, list):
             raise refusal(error, "body") from error
+        bodies = values
     if len(bodies) > MOST_GROUPS:
         text = f"A list has at most {MOST_GROUPS} groups, not {len(bodies)}: send several."
         raise refusal(msgspec.ValidationError(text), "body")

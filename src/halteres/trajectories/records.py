@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from halteres.trajectories.schema import EnvRegistration, Registration
 
@@ -177,8 +179,7 @@ class Tally:
     num_groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class KnownKey:
+class KnownKey(NamedTuple):
     """An Idempotency-Key that was used, and what was answered."""
 
     key: str
@@ -202,3 +203,11 @@ class Remembered:
     last_group: int = 0  # largest id ever given
     last_position: int = 0  # of what waits
     last_delivery: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a turn begins with on a queue that several servers share."""
+
+    changes: Sequence[Change] = ()  # of the other servers, in order; bodies are left out (b"")
+    afresh: Remembered | None = None  # instead of changes: too much was missed, begin from this

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from halteres.errors import NotFound
 from halteres.observe.prometheus import MEDIA_TYPE
@@ -21,7 +21,6 @@ from halteres.trajectories.http import (
     CLIENT,
     JSON,
     AppContext,
-    Endpoint,
     body_of,
     is_ours,
     large_reply,
@@ -30,23 +29,11 @@ from halteres.trajectories.http import (
     service_of,
 )
 from halteres.trajectories.ingest import Verdict
+from halteres.trajectories.openapi import Described
 from halteres.trajectories.records import Delivery, GroupRecord, Place
-from halteres.trajectories.schema import (
-    BatchQuery,
-    BatchReference,
-    EnvReference,
-    EnvRegistration,
-    GroupReference,
-    GroupsRequest,
-    LeaseRequest,
-    PostHeaders,
-    Registration,
-    convert,
-    refusal,
-)
+from halteres.trajectories.scored_data import ScoredData
 from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.state import State
-from halteres.trajectories.stores.store import GroupsQuery
 
 KEY = "Idempotency-Key"
 
@@ -62,11 +49,30 @@ NO_EXAMPLE = msgspec.json.encode(schema.Example())
 PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
 GONE = msgspec.Raw(b"null")
 
+KEYED = {"Idempotency-Key": "Of this group, kept for its retries: the same key never counts twice."}
+OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
 
+T = TypeVar("T")
+
+ROUTES: list[Described] = []
+
+
+def _route(method: str, path: str, **takes: Any) -> Callable[[T], T]:
+    """Enter an endpoint among the routes, with what it takes and replies."""
+
+    def entered(endpoint: T) -> T:
+        handler = endpoint() if isinstance(endpoint, type) else endpoint
+        ROUTES.append(Described(method, path, handler, **takes))
+        return endpoint
+
+    return entered
+
+
+@_route("POST", "/register-env", body=schema.EnvRegistration, answer=[schema.EnvRegistered, schema.EnvWaits])
 async def register_env(request: Request) -> Response:
     """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
-    service = service_of(request)
-    record = await service.register_env(await body_of(request, EnvRegistration))
+    service, registration = service_of(request), await body_of(request, schema.EnvRegistration)
+    record = await service.register_env(registration)
     run = service.state.run
     if record is None or run.registration is None:
         return reply(schema.EnvWaits())
@@ -82,20 +88,29 @@ async def register_env(request: Request) -> Response:
     )
 
 
+@_route("POST", "/disconnect-env", body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed])
 async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
-    env_id = (await body_of(request, EnvReference)).env_id
+    env_id = (await body_of(request, schema.EnvReference)).env_id
     known = await service_of(request).disconnect_env(env_id)
     return reply(schema.Succeeded() if known else schema.Failed(error=f"There is no environment {env_id}."))
 
 
+@_route("GET", "/status-env", body=schema.EnvReference, headers=OURS, answer=[schema.EnvStatus], statuses=(410,))
 async def status_env(request: Request) -> Response:
     """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
-    asked = await body_of(request, EnvReference)
-    answer = await service_of(request).status_env(asked.env_id, ours=is_ours(request), asked_for=asked.asked_for)
-    return reply(answer)
+    env = await body_of(request, schema.EnvReference)
+    return reply(await service_of(request).status_env(env.env_id, ours=is_ours(request), asked_for=env.asked_for))
 
 
+@_route(
+    "POST",
+    "/scored_data",
+    body=ScoredData,
+    headers=KEYED | OURS,
+    answer=[schema.Received, schema.Buffered],
+    statuses=(409, 410),
+)
 class PostScoredData:
     """POST /scored_data: one group."""
 
@@ -104,7 +119,8 @@ class PostScoredData:
         """Answer."""
         here: AppContext = scope["app"].state.context
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
-        key = convert({KEY: headers[_KEY].decode("latin-1")}, PostHeaders, "header").key if _KEY in headers else None
+        posted = {KEY: headers[_KEY].decode("latin-1")} if _KEY in headers else {}
+        key = schema.convert(posted, schema.PostHeaders, "header").key if posted else None
         async with here.bodies.of(scope, receive) as body:
             group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
@@ -112,10 +128,15 @@ class PostScoredData:
         await answer(scope, receive, send)
 
 
+@_route(
+    "POST", "/scored_data_list", body=list[ScoredData], headers=OURS, answer=[schema.ListReceived], statuses=(409, 410)
+)
 async def scored_data_list(request: Request) -> Response:
     """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
     if KEY in request.headers:
-        raise refusal(msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY)
+        raise schema.refusal(
+            msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY
+        )
     async with request.app.state.context.bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=is_ours(request))
@@ -140,13 +161,15 @@ def _received(verdict: Verdict) -> schema.Received | schema.Buffered:
     )
 
 
+@_route("POST", "/register", body=schema.Registration, answer=[schema.Registered])
 async def register(request: Request) -> Response:
     """POST /register: a trainer begins a run, or goes on with its own."""
-    registration = (await body_of(request, Registration)).checked()
+    registration = (await body_of(request, schema.Registration)).checked()
     decisions = service_of(request).decisions
     return reply(schema.Registered(uuid=await decisions.submit(lambda state: batches.register(state, registration))))
 
 
+@_route("GET", "/wandb_info", answer=[schema.WandbInfo])
 async def wandb_info(request: Request) -> Response:
     """GET /wandb_info: group and project that the trainer registered; null before."""
     registration = await service_of(request).registration()
@@ -155,6 +178,7 @@ async def wandb_info(request: Request) -> Response:
     return reply(schema.WandbInfo(group=registration.wandb_group, project=registration.wandb_project))
 
 
+@_route("GET", "/info", answer=[schema.Info])
 async def info(request: Request) -> Response:
     """GET /info: sequences of a batch, tokens of the longest sequence, as the trainer registered them; -1 before."""
     registration = await service_of(request).registration()
@@ -163,9 +187,10 @@ async def info(request: Request) -> Response:
     return reply(schema.Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len))
 
 
+@_route("GET", "/batch", query=schema.BatchQuery, answer=[schema.BatchAnswer, schema.NotRegistered])
 async def batch(request: Request) -> Response:
     """GET /batch: exactly batch_size sequences, or null. Ours: ?lease, ?policy_version, ?after, ?wait."""
-    query = query_of(request, BatchQuery)
+    query = query_of(request, schema.BatchQuery)
     service = service_of(request)
     made = await service.batch(query, request.is_disconnected) if await service.registration() else None
     if made is None:
@@ -183,7 +208,7 @@ async def batch(request: Request) -> Response:
     return _PlainBatch(whole, request, service, made.delivery)
 
 
-def _tail(made: Batch, query: BatchQuery, service: TrajectoryService) -> schema.BatchTail:
+def _tail(made: Batch, query: schema.BatchQuery, service: TrajectoryService) -> schema.BatchTail:
     delivery, registration = made.delivery, service.state.run.registration
     is_leased = query.lease is not None and delivery.expires_at is not None
     return schema.BatchTail(
@@ -229,6 +254,9 @@ class _PlainBatch(Response):
                 self._service.give_back(self._batch)
 
 
+@_route(
+    "POST", "/v1/batches/{batch_id}/ack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+)
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
     service, batch_id = service_of(request), _batch_id(request)
@@ -237,18 +265,32 @@ async def acknowledge(request: Request) -> Response:
     return await _settled(request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago))
 
 
+@_route(
+    "POST", "/v1/batches/{batch_id}/nack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+)
 async def nack(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/nack: a leased batch goes back; it answers the next question."""
     return await _settled(request, batches.nack)
 
 
+@_route(
+    "POST",
+    "/v1/batches/{batch_id}/extend",
+    in_path=schema.BatchReference,
+    query=schema.LeaseRequest,
+    body=schema.LeaseRequest,
+    needs_body=False,
+    answer=[schema.Settled],
+    statuses=(404, 409),
+)
 async def extend(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/extend: the lease ends so many seconds from now."""
     in_query = "lease" in request.query_params
-    wanted = query_of(request, LeaseRequest) if in_query else await body_of(request, LeaseRequest)
-    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, wanted.lease))
+    until = query_of(request, schema.LeaseRequest) if in_query else await body_of(request, schema.LeaseRequest)
+    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, until.lease))
 
 
+@_route("GET", "/reset_data", media_type="text/plain")
 async def reset_data(request: Request) -> Response:
     """GET /reset_data: forget the run; its groups are archived."""
     await service_of(request).decisions.submit(batches.reset)
@@ -256,7 +298,7 @@ async def reset_data(request: Request) -> Response:
 
 
 def _batch_id(request: Request) -> int:
-    return convert(dict(request.path_params), BatchReference, "path").batch_id
+    return schema.convert(dict(request.path_params), schema.BatchReference, "path").batch_id
 
 
 async def _settled(request: Request, settle: Callable[[State, int], Delivery]) -> Response:
@@ -272,56 +314,54 @@ async def _settled(request: Request, settle: Callable[[State, int], Delivery]) -
     )
 
 
+@_route("GET", "/", answer=[schema.Message])
 async def root(request: Request) -> Response:
     """GET /: a greeting, as the original's."""
     return reply(schema.Message("AtroposLib API"))
 
 
+@_route("GET", "/status", answer=[schema.Status])
 async def get_status(request: Request) -> Response:
     """GET /status: the run's step, and how many groups wait."""
     return reply(await service_of(request).status())
 
 
+@_route("GET", "/latest_example", answer=[schema.Example])
 async def latest_example(request: Request) -> Response:
     """GET /latest_example: the group that entered the queue last."""
     return await large_reply(request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE)
 
 
+@_route("GET", "/v1/diagnostics", answer=[schema.Diagnostics])
 async def diagnostics(request: Request) -> Response:
     """GET /v1/diagnostics: why there is no batch, in sentences."""
     return reply(service_of(request).diagnose())
 
 
+@_route("GET", "/metrics", media_type="text/plain")
 async def get_metrics(request: Request) -> Response:
     """GET /metrics: counters and gauges for Prometheus."""
     return Response(metrics_text(service_of(request).state), media_type=MEDIA_TYPE)
 
 
+@_route("GET", "/v1/groups", query=schema.GroupsRequest, answer=[schema.Groups])
 async def groups(request: Request) -> Response:
     """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer gets of them."""
-    wanted = query_of(request, GroupsRequest, "place")
-    store = service_of(request).store
-    query = GroupsQuery(
-        after=max(0, wanted.after),
-        limit=wanted.limit + 1,  # one more tells whether there are more
-        places=tuple(map(Place, wanted.place)),
-        env_id=wanted.env_id,
-        newest=wanted.newest,
-    )
-    found = await asyncio.to_thread(store.groups, query)
-    page = fitting(found, wanted)
-    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if wanted.bodies and page else {}
-    listed = [_group_reply(group, elements.get(group.id) if wanted.bodies else b"") for group in page]
-    more = len(page) < len(found) and not wanted.newest
-    return await large_reply(
-        request, msgspec.json.encode(schema.Groups(groups=listed, next=page[-1].id if more else None))
-    )
+    query, store = query_of(request, schema.GroupsRequest, "place"), service_of(request).store
+    one_more = msgspec.structs.replace(query, limit=query.limit + 1)  # tells whether there are more
+    found = await asyncio.to_thread(store.groups, one_more)
+    page = fitting(found, query)
+    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if query.bodies and page else {}
+    listed = [_group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page]
+    following = page[-1].id if len(page) < len(found) and not query.newest else None
+    return await large_reply(request, msgspec.json.encode(schema.Groups(groups=listed, next=following)))
 
 
+@_route("GET", "/v1/groups/{group_id}", in_path=schema.GroupReference, answer=[schema.Group], statuses=(404,))
 async def group(request: Request) -> Response:
     """GET /v1/groups/{group_id}: one group, with its element while that is kept."""
-    group_id = convert(dict(request.path_params), GroupReference, "path").group_id
-    store, query = service_of(request).store, GroupsQuery(after=group_id - 1, limit=1)
+    group_id = schema.convert(dict(request.path_params), schema.GroupReference, "path").group_id
+    store, query = service_of(request).store, schema.GroupsRequest(after=group_id - 1, limit=1)
     found = await asyncio.to_thread(store.groups, query) if group_id > 0 else []
     if not found or found[0].id != group_id:
         raise NotFound(f"There is no group {group_id}.", "", "GET /v1/groups lists them.")
@@ -329,18 +369,18 @@ async def group(request: Request) -> Response:
     return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
-def fitting(found: Sequence[GroupRecord], wanted: GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
+def fitting(found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
     """Those of the found ones that fit on the page: the first, or the last of the newest; the order stays."""
-    within = list(found[-wanted.limit :] if wanted.newest else found[: wanted.limit])
-    if not wanted.bodies:
+    within = list(found[-query.limit :] if query.newest else found[: query.limit])
+    if not query.bodies:
         return within
     page, left = list[GroupRecord](), most
-    for each in reversed(within) if wanted.newest else within:
+    for each in reversed(within) if query.newest else within:
         left -= each.num_bytes
         if left < 0 and page:
             break
         page.append(each)
-    return page[::-1] if wanted.newest else page
+    return page[::-1] if query.newest else page
 
 
 def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
@@ -360,11 +400,13 @@ def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
     )
 
 
+@_route("GET", "/openapi.json", answer=[dict[str, Any]])
 async def openapi_json(request: Request) -> Response:
     """GET /openapi.json: this API for programs."""
     return Response(_description(), media_type=JSON)
 
 
+@_route("GET", "/docs", media_type="text/html")
 async def docs_page(request: Request) -> Response:
     """GET /docs: this API for people."""
     return HTMLResponse(openapi.page(ROUTES))
@@ -373,40 +415,3 @@ async def docs_page(request: Request) -> Response:
 @cache
 def _description() -> bytes:
     return msgspec.json.encode(openapi.openapi(ROUTES))
-
-
-def _post(path: str, endpoint: Endpoint | ASGIApp) -> Route:
-    return Route(path, endpoint, methods=["POST"])
-
-
-def _get(path: str, endpoint: Endpoint) -> Route:
-    """A route without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody."""
-    route = Route(path, endpoint, methods=["GET"])
-    route.methods = {"GET"}
-    return route
-
-
-ROUTES = [  # looked through in this order: first what is asked for all the time
-    _post("/scored_data", PostScoredData()),
-    _get("/status-env", status_env),
-    _get("/batch", batch),
-    _post("/scored_data_list", scored_data_list),
-    _get("/", root),
-    _post("/register", register),
-    _post("/register-env", register_env),
-    _post("/disconnect-env", disconnect_env),
-    _get("/wandb_info", wandb_info),
-    _get("/info", info),
-    _get("/latest_example", latest_example),
-    _get("/status", get_status),
-    _get("/reset_data", reset_data),
-    _post("/v1/batches/{batch_id}/ack", acknowledge),
-    _post("/v1/batches/{batch_id}/nack", nack),
-    _post("/v1/batches/{batch_id}/extend", extend),
-    _get("/v1/groups", groups),
-    _get("/v1/groups/{group_id}", group),
-    _get("/v1/diagnostics", diagnostics),
-    _get("/metrics", get_metrics),
-    _get("/openapi.json", openapi_json),
-    _get("/docs", docs_page),
-]

@@ -53,6 +53,11 @@ _AT = re.compile(r" - at `\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(\w+)`")
 
 
+def _says(words: str) -> msgspec.Meta:
+    """A field's meaning, for the API's description."""
+    return msgspec.Meta(description=words)
+
+
 class Unprocessable(InvalidData):
     """The body does not fit the route's schema; `problems` is the reply's `detail`."""
 
@@ -146,10 +151,21 @@ class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
 class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /batch: all optional, all ours."""
 
-    policy_version: Bounded | None = None
-    after: Integer | None = None  # id of the last batch the trainer holds: that acknowledges it
-    wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds to hold the reply until there is a batch
-    lease: Lease | None = None  # the batch comes back unless it is acknowledged within; None: its reply delivers it
+    policy_version: Annotated[
+        Bounded | None, _says("Version of the trainer's weights; groups that are too far from it are set aside.")
+    ] = None
+    after: Annotated[
+        Integer | None, _says("Id of the last batch the trainer holds, which acknowledges it; 0: it holds none.")
+    ] = None
+    wait: Annotated[
+        float, msgspec.Meta(ge=0, le=60, description="Seconds to hold the reply until there is a batch.")
+    ] = 0.0
+    lease: Annotated[
+        Lease | None,
+        _says(
+            "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers the batch."
+        ),
+    ] = None
 
     @property
     def extended(self) -> bool:
@@ -160,30 +176,30 @@ class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/batches/{id}/extend, as query or body."""
 
-    lease: Lease
+    lease: Annotated[Lease, _says("Seconds from now until the lease ends; here or in the body.")]
 
 
 class BatchReference(msgspec.Struct, frozen=True, kw_only=True):
     """The batch that a path names."""
 
-    batch_id: Integer
+    batch_id: Annotated[Integer, _says("Of a batch that was given under a lease.")]
 
 
 class GroupReference(msgspec.Struct, frozen=True, kw_only=True):
     """The group that a path names."""
 
-    group_id: Integer
+    group_id: Annotated[Integer, _says("Of the group.")]
 
 
 class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/groups: all optional."""
 
-    after: Integer = 0  # ids above this
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    place: tuple[PlaceName, ...] = ()  # may be repeated; none: all
-    env_id: Integer | None = None
-    newest: bool = False  # the last `limit` of them instead of the first; the order stays
-    bodies: bool = False  # with their elements
+    after: Annotated[Integer, _says("Only groups with a larger id.")] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="The first so many.")] = 100
+    place: Annotated[tuple[PlaceName, ...], _says("Only groups that are there; may be repeated. Without it, all.")] = ()
+    env_id: Annotated[Integer | None, _says("Only groups of this environment.")] = None
+    newest: Annotated[bool, _says("The last `limit` groups instead of the first; the oldest of them first.")] = False
+    bodies: Annotated[bool, _says("With their tokens: what a trainer gets of them.")] = False
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

@@ -23,13 +23,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from halteres.trajectories import service
-from halteres.trajectories.openapi import OPERATIONS, WORDS, openapi, page
+from halteres.trajectories.openapi import WORDS, openapi, page
 from halteres.trajectories.posted_group import MOST_GROUPS
 from halteres.trajectories.server import ROUTES, create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
 from trajectories.scenes import ENV, TRAINER, group
 
 LOCAL = "http://127.0.0.1:8000"
+OPERATIONS = {(route.method, route.path): route for route in ROUTES}
 PROMISES = [
     checks.not_a_server_error,
     status_code_conformance,
@@ -81,7 +82,7 @@ def explore(api: Any, method: str, path: str, num_examples: int) -> int:
     """Requests of this route that fit the description, and as many that do not; gives their number."""
     takes, route = OPERATIONS[method, path], api[path][method]
     num_sent = _explore(route, GenerationMode.POSITIVE, num_examples)
-    if takes.body or takes.query or takes.path:
+    if takes.body or takes.query or takes.in_path:
         num_sent += _explore(route, GenerationMode.NEGATIVE, num_examples)
     return num_sent
 

@@ -15,10 +15,10 @@ import pytest
 
 from halteres.loopback import MOST_HEAD_BYTES
 from halteres.trajectories import service
-from halteres.trajectories.openapi import OPERATIONS
 from halteres.trajectories.server import ROUTES
 from trajectories.scenes import ENV, TRAINER, Scene, ServerProcess, group
 
+OPERATIONS = {(route.method, route.path): route for route in ROUTES}
 EVERY_ROUTE = pytest.mark.parametrize(("method", "path"), list(OPERATIONS), ids=map(" ".join, OPERATIONS))
 
 DIGITS = b"9" * 1_000_000

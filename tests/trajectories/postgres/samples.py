@@ -14,6 +14,7 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     GroupRecord,
+    News,
     Place,
     RunRecord,
     RunSaved,
@@ -21,7 +22,6 @@ from halteres.trajectories.records import (
 )
 from halteres.trajectories.schema import EnvRegistration, Registration
 from halteres.trajectories.stores.postgres import PostgresStore
-from halteres.trajectories.stores.store import News
 
 REGISTRATION = Registration(
     wandb_group="g",

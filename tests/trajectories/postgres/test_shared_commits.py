@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deadlines import wait_until
 
-from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, Place, RunRecord, RunSaved
+from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, News, Place, RunRecord, RunSaved
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
-from halteres.trajectories.stores.store import News
 
 from .cluster import Cluster
 from .samples import arrived, bare, delivered, group, keyed, turn

@@ -16,9 +16,9 @@ from halteres.trajectories.records import (
     RunSaved,
     Tally,
 )
+from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
-from halteres.trajectories.stores.store import GroupsQuery
 
 from .cluster import Cluster
 from .samples import CHANGES, REGISTRATION, arrived, batch, delivered, group, turn
@@ -103,6 +103,6 @@ def test_another_run_has_no_example_of_the_one_before(store: PostgresStore) -> N
 
 def test_groups_are_listed_in_order_of_arrival(store: PostgresStore) -> None:
     turn(store, *(arrived(number, env_id=number % 2) for number in range(1, 7)), *delivered(1, 1, 2, step=1))
-    assert [each.id for each in store.groups(GroupsQuery(after=1, limit=3))] == [2, 3, 4]
-    assert [each.id for each in store.groups(GroupsQuery(limit=2, newest=True))] == [5, 6]
-    assert [each.id for each in store.groups(GroupsQuery(places=(Place.DELIVERED,), env_id=0))] == [2]
+    assert [each.id for each in store.groups(GroupsRequest(after=1, limit=3))] == [2, 3, 4]
+    assert [each.id for each in store.groups(GroupsRequest(limit=2, newest=True))] == [5, 6]
+    assert [each.id for each in store.groups(GroupsRequest(place=(Place.DELIVERED,), env_id=0))] == [2]

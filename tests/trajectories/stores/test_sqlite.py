@@ -12,6 +12,7 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     KnownKey,
+    News,
     Place,
     Remembered,
     RunRecord,
@@ -19,9 +20,10 @@ from halteres.trajectories.records import (
     Standing,
     Tally,
 )
+from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.sqlite import SqliteStore
-from halteres.trajectories.stores.store import GroupsQuery, News, Store
+from halteres.trajectories.stores.store import Store
 from trajectories.postgres.samples import ENV, REGISTRATION, arrived, batch, delivered, group, keyed
 
 from .conftest import OpenStore
@@ -35,7 +37,7 @@ def test_a_new_store_remembers_nothing(store: SqliteStore) -> None:
     store_of_the_protocol: Store = store
     assert store_of_the_protocol.load() == Remembered()
     assert store_of_the_protocol.latest_body() is None
-    assert store_of_the_protocol.groups(GroupsQuery()) == []
+    assert store_of_the_protocol.groups(GroupsRequest()) == []
     assert not store_of_the_protocol.is_shared
 
 
@@ -95,7 +97,7 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
         Tally(env_id=0, place=Place.BUFFERED, reason=None, num_groups=1),
         Tally(env_id=None, place=Place.SET_ASIDE, reason="not_finite", num_groups=1),
     }
-    assert open_store().groups(GroupsQuery(after=5)) == [aside]
+    assert open_store().groups(GroupsRequest(after=5)) == [aside]
 
 
 def test_an_environment_that_is_saved_again_was_still_seen(store: SqliteStore) -> None:
@@ -132,7 +134,7 @@ def test_where_a_batch_stands_its_groups_are(
 ) -> None:
     store.commit([arrived(1), arrived(2), batch(1, 1, 2)])
     store.commit(changes)
-    groups = store.groups(GroupsQuery())
+    groups = store.groups(GroupsRequest())
     assert [each.place for each in groups] == places
     assert [each.position for each in groups] == [1, 2]
     loaded = store.load()
@@ -249,19 +251,19 @@ def test_another_run_counts_from_nothing(store: SqliteStore) -> None:
 @pytest.mark.parametrize(
     ("query", "ids"),
     [
-        (GroupsQuery(), [1, 2, 3, 4, 5, 6]),
-        (GroupsQuery(limit=2), [1, 2]),
-        (GroupsQuery(after=2, limit=3), [3, 4, 5]),
-        (GroupsQuery(limit=2, newest=True), [5, 6]),
-        (GroupsQuery(places=(Place.QUEUED,)), [2, 5]),
-        (GroupsQuery(places=(Place.DELIVERED, Place.QUEUED), limit=3), [1, 2, 3]),
-        (GroupsQuery(places=(Place.DELIVERED, Place.QUEUED), limit=3, newest=True), [2, 3, 5]),
-        (GroupsQuery(env_id=9), [4, 6]),
-        (GroupsQuery(env_id=9, places=(Place.BUFFERED,), after=4), [6]),
-        (GroupsQuery(places=(Place.ARCHIVED,)), []),
+        (GroupsRequest(), [1, 2, 3, 4, 5, 6]),
+        (GroupsRequest(limit=2), [1, 2]),
+        (GroupsRequest(after=2, limit=3), [3, 4, 5]),
+        (GroupsRequest(limit=2, newest=True), [5, 6]),
+        (GroupsRequest(place=(Place.QUEUED,)), [2, 5]),
+        (GroupsRequest(place=(Place.DELIVERED, Place.QUEUED), limit=3), [1, 2, 3]),
+        (GroupsRequest(place=(Place.DELIVERED, Place.QUEUED), limit=3, newest=True), [2, 3, 5]),
+        (GroupsRequest(env_id=9), [4, 6]),
+        (GroupsRequest(env_id=9, place=(Place.BUFFERED,), after=4), [6]),
+        (GroupsRequest(place=(Place.ARCHIVED,)), []),
     ],
 )
-def test_groups_are_listed_by_id(store: SqliteStore, query: GroupsQuery, ids: list[int]) -> None:
+def test_groups_are_listed_by_id(store: SqliteStore, query: GroupsRequest, ids: list[int]) -> None:
     elsewhere = {"place": Place.BUFFERED, "env_id": 9}
     store.commit([arrived(1), arrived(2), arrived(3), arrived(4, **elsewhere), arrived(5), arrived(6, **elsewhere)])
     store.commit(delivered(1, 1, 3, step=1))

@@ -120,7 +120,7 @@ def _entry(entry: Entry) -> str:
     return (
         f'<details id="g{info.id}"><summary><span class="id">{info.id}</span>'
         f'<span class="owner">{escape(entry.owner)}</span>'
-        f'<span class="place {info.place}">{escape(texts.place(info))}</span>'
+        f'<span class="place {info.place}">{info.place.replace("_", " ")}</span>'
         f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{texts.number(entry.mean)}</span>'
         f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
         f'<span class="quiet">{escape(texts.version(info))}</span>'

@@ -71,7 +71,7 @@ def heading(group: Group) -> Text:
     """Which group, whose, where, when, of which version."""
     info = group.info
     text = Text.assemble((f"group {info.id}", "bold"), "  ", texts.owner(group), "  ")
-    text.append(texts.place(info), STYLES.get(info.place, "dim"))
+    text.append(info.place.replace("_", " "), STYLES.get(info.place, "dim"))
     text.append(f"  {texts.clock(info.received_at)}")
     text.append(f"  {texts.version(info)}" if info.policy_version else "", "dim")
     return text

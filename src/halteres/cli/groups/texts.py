@@ -30,11 +30,6 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def place(info: GroupInfo) -> str:
-    """Where it is."""
-    return info.place.replace("_", " ")
-
-
 def owner(group: Group) -> str:
     """Its environment."""
     if group.info.env_id is None:

@@ -36,20 +36,19 @@ from halteres.errors import Conflict, InvalidConfig, boundary
 from halteres.redaction import Redactor
 from halteres.trajectories.records import (
     Change,
-    Delivery,
     DeliverySaved,
     EnvSaved,
     EnvSeen,
     GroupArrived,
     GroupMoved,
-    GroupRecord,
+    News,
     Remembered,
     RunSaved,
     Standing,
 )
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.rows import SCHEMA_VERSION
-from halteres.trajectories.stores.store import Durability, GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores.store import Durability, Store, StoreFailed
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 
@@ -152,7 +151,7 @@ LIMIT 1
 """)
 
 
-class PostgresStore:
+class PostgresStore(Store):
     """One database, shared by any number of servers.
 
     Args:
@@ -168,7 +167,6 @@ class PostgresStore:
     """
 
     is_shared = True
-    is_full = False  # its server's disk is not ours to see
 
     def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
         address = _address(url)
@@ -246,22 +244,9 @@ class PostgresStore:
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         with self._reading() as connection:
-            return _find_bodies(connection, group_ids)
-
-    def latest_body(self) -> bytes | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            return next(iter(_find_bodies(connection, rows.newest(connection)).values()), None)
-
-    def delivery(self, batch_id: int) -> Delivery | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.delivery(connection, batch_id)
-
-    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.listed(connection, query)
+            found = connection.execute(select(bodies).where(_is_asked_for), {"ids": list(group_ids)})
+            elements = {row.group_id: row.element for row in found}
+        return {group_id: elements[group_id] for group_id in group_ids if group_id in elements}
 
     def close(self) -> None:
         """See `Store`."""
@@ -386,12 +371,6 @@ def _lock(connection: Connection) -> None:
             holder or "Nobody holds it any more.",
             "Look at that server: it hangs, or its database is slow; the request can be sent again.",
         ) from error
-
-
-def _find_bodies(connection: Connection, group_ids: Sequence[int]) -> dict[int, bytes]:
-    found = connection.execute(select(bodies).where(_is_asked_for), {"ids": list(group_ids)})
-    elements = {row.group_id: row.element for row in found}
-    return {group_id: elements[group_id] for group_id in group_ids if group_id in elements}
 
 
 def _release_bodies(connection: Connection, changes: Iterable[Change]) -> None:

@@ -36,8 +36,7 @@ from halteres.trajectories.records import (
     Standing,
     Tally,
 )
-from halteres.trajectories.schema import EnvRegistration, Registration
-from halteres.trajectories.stores.store import GroupsQuery
+from halteres.trajectories.schema import EnvRegistration, GroupsRequest, Registration
 
 SCHEMA_VERSION = 3
 
@@ -175,9 +174,10 @@ def _row_of(record: GroupRecord | EnvRecord | Delivery) -> dict[str, Any]:
 
 def _records(connection: Connection, kind: type[T], query: Any) -> list[T]:
     """The records of rows; the query gives each of their fields."""
-    found = list[T]()
-    for row in connection.execute(query):
-        fields = dict(row._mapping)
+    found, rows = list[T](), connection.execute(query)
+    names = list(rows.keys())
+    for row in rows.all():
+        fields = dict(zip(names, row, strict=True))
         if "version_min" in fields:
             low, high = fields.pop("version_min"), fields.pop("version_max")
             fields["versions"] = None if low is None else (low, high)
@@ -273,7 +273,7 @@ def everything(connection: Connection) -> Remembered:
         waiting=tuple(waiting),
         deliveries=tuple(_records(connection, Delivery, newest_first.where(standings.in_(OPEN)))[::-1]),
         settled=tuple(settled[::-1]),
-        keyed=tuple(KnownKey(*row) for row in connection.execute(_KEYS)),
+        keyed=tuple(map(KnownKey._make, connection.execute(_KEYS).all())),
         seen=tuple(EnvSeen(*row) for row in connection.execute(seen.order_by(environments.c.id))),
         tallies=tuple(Tally(*row) for row in connection.execute(_TALLIES)),
         first_group_at=connection.scalar(_FIRST_GROUP_AT),
@@ -308,16 +308,16 @@ def newest(connection: Connection) -> list[int]:
     return sorted((group_id for group_id in found if group_id is not None), reverse=True)
 
 
-def listed(connection: Connection, query: GroupsQuery) -> list[GroupRecord]:
-    """See `Store.groups`. Each place is asked for by its index."""
+def listed(connection: Connection, query: GroupsRequest) -> list[GroupRecord]:
+    """See `Store.groups`. Each place is matching for by its index."""
     found = list[GroupRecord]()
-    for place in query.places or (None,):
-        asked = _GROUPS.where(groups.c.id > query.after).limit(query.limit)
-        asked = asked.order_by(groups.c.id.desc() if query.newest else groups.c.id)
+    for place in query.place or (None,):
+        matching = _GROUPS.where(groups.c.id > query.after).limit(query.limit)
+        matching = matching.order_by(groups.c.id.desc() if query.newest else groups.c.id)
         if place is not None:
-            asked = asked.where(groups.c.place == place)
+            matching = matching.where(groups.c.place == Place(place))
         if query.env_id is not None:
-            asked = asked.where(groups.c.env_id == query.env_id)
-        found += _records(connection, GroupRecord, asked)
+            matching = matching.where(groups.c.env_id == query.env_id)
+        found += _records(connection, GroupRecord, matching)
     found.sort(key=lambda group: group.id)
     return found[-query.limit :] if query.newest else found[: query.limit]

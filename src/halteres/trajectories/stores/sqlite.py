@@ -26,11 +26,11 @@ from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
-from halteres.trajectories.records import Change, Delivery, GroupArrived, GroupRecord, Remembered
+from halteres.trajectories.records import Change, GroupArrived
 from halteres.trajectories.stores import rows
 from halteres.trajectories.stores.rows import SCHEMA_VERSION, chunks, groups
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.store import Durability, GroupsQuery, News, StoreFailed
+from halteres.trajectories.stores.store import Durability, Store, StoreFailed
 
 PRAGMAS = (
     "page_size = 2048",  # a commit writes whole pages, and changes little in each
@@ -44,6 +44,9 @@ KEEP_BYTES = 1024**3
 
 RESERVE_BYTES = 8 * 1024**2
 """Half of what SQLite's log holds before it is put into the file, most of which is pages that the file has already."""
+
+PART_BYTES = 512 * 1024  # of it, given back at once: another program may be as quick to take it
+NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2  # one, one for each part of the reserve, one with a log begun anew
 
 segments = sa.Table(  # the files that hold something; what a group says of another is out of date
     "segments",
@@ -75,7 +78,7 @@ ORDER BY number
 _log = logging.getLogger(__name__)
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """One database file and its folder of tokens, held by one server at a time.
 
     Args:
@@ -89,8 +92,6 @@ class SqliteStore:
         Conflict: another server holds it, or it is of another version.
         StoreFailed: it cannot be opened.
     """
-
-    is_shared = False
 
     def __init__(
         self,
@@ -124,15 +125,6 @@ class SqliteStore:
         """See `Store`."""
         return self._reserve.is_full
 
-    def load(self) -> Remembered:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.everything(connection)
-
-    def begin(self) -> News:
-        """See `Store`. Nobody else writes: there is nothing to wait for."""
-        return News()
-
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
         if not changes:
@@ -151,13 +143,6 @@ class SqliteStore:
         if self._segments.newest > newest or not all(isinstance(change, GroupArrived) for change in changes):
             self._remove_unwanted()
 
-    def abandon(self) -> None:
-        """See `Store`."""
-
-    def news(self) -> News:
-        """See `Store`. Nobody else writes."""
-        return News()
-
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         extents = dict[int, Extent]()
@@ -170,41 +155,29 @@ class SqliteStore:
             _log.error("Tokens of %d groups of %s are damaged; the first is group %d.", len(lost), self.file, lost[0])
         return {group_id: body for group_id in group_ids if (body := texts.get(group_id)) is not None}
 
-    def latest_body(self) -> bytes | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            newest = rows.newest(connection)
-        return next(iter(self.bodies(newest).values()), None)
-
-    def delivery(self, batch_id: int) -> Delivery | None:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.delivery(connection, batch_id)
-
-    def groups(self, query: GroupsQuery) -> list[GroupRecord]:
-        """See `Store`."""
-        with self._reading() as connection:
-            return rows.listed(connection, query)
-
     def close(self) -> None:
         """See `Store`."""
+        self._reserve.shrink()
         self._closing.close()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write_or_make_room(self, changes: Sequence[Change]) -> None:
         """On a full disk nothing comes in; whatever else is asked for is written into what was reserved."""
-        try:
-            self._write(changes)
-        except (DBAPIError, sqlite3.Error, OSError) as error:
-            if not _is_full(error):
-                raise
-            self._reserve.ran_out = True
-            if any(isinstance(change, GroupArrived) for change in changes):
-                raise
+        num_tries = 1 if any(isinstance(change, GroupArrived) for change in changes) else NUM_TRIES
+        while True:
+            try:
+                self._write(changes)
+                break
+            except (DBAPIError, sqlite3.Error, OSError) as error:
+                num_tries -= 1
+                if not _is_full(error):
+                    raise
+                self._reserve.ran_out = True
+                if not num_tries:
+                    raise
             self._reserve.give_back()
             self._checkpoint()
-            self._write(changes)
         if self._reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
             self._checkpoint()
 
@@ -326,7 +299,7 @@ class SqliteStore:
 
 
 class Reserve:
-    """Room on the disk, given back once the disk is full so that what waits can still be taken out.
+    """Room on the disk, given back by parts once the disk is full so that what waits can still be taken out.
 
     It is made before the first group is stored. Groups may not have the room that it left: once the disk was full they
     are refused until there is as much again beside it.
@@ -334,40 +307,45 @@ class Reserve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._num_bytes = path.stat().st_size if path.exists() else 0
         self.ran_out = False  # something could not be written
-        self._is_made = path.exists() and path.stat().st_size == RESERVE_BYTES
 
     @property
     def is_full(self) -> bool:
         """The disk has no room for groups."""
-        if self._is_made and not self.ran_out:
+        if self._num_bytes == RESERVE_BYTES and not self.ran_out:
             return False
-        wanted = RESERVE_BYTES if self._is_made else 2 * RESERVE_BYTES
-        return shutil.disk_usage(self._path.parent).free < wanted
+        return shutil.disk_usage(self._path.parent).free < 2 * RESERVE_BYTES - self._num_bytes
 
     def make(self) -> None:
         """Have one before a group is stored. OSError: the disk has no room."""
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.ran_out = False
-        if self._is_made:
+        if self._num_bytes == RESERVE_BYTES:
             return
         try:
-            with self._path.open("wb") as file:
+            with self._path.open("ab") as file:
                 if sys.platform == "darwin":  # which has no such call
-                    file.write(bytes(RESERVE_BYTES))
+                    file.write(bytes(RESERVE_BYTES - self._num_bytes))
                 else:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         except OSError as error:  # a file system that cannot, or a quota: the queue takes groups all the same
             self._path.unlink(missing_ok=True)
             _log.warning("No room is reserved in %s for a full disk: %s", self._path.parent, error.strerror)
-        self._is_made = True
+        self._num_bytes = RESERVE_BYTES
+
+    def shrink(self) -> None:
+        """The server ends: keep what it takes to start again, and to begin with taking things out."""
+        with suppress(OSError):
+            while self._num_bytes > 2 * PART_BYTES and not self.is_full:
+                self.give_back()
 
     def give_back(self) -> None:
-        """Let what is not a group have it."""
-        self._is_made = False
+        """Let what is not a group have a part of it."""
+        self._num_bytes = max(0, self._num_bytes - PART_BYTES)
         with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            os.truncate(self._path, self._num_bytes)
 
 
 def _cause(error: BaseException) -> object:
