@@ -54,8 +54,7 @@ _NEXT = {
     "Origin": "If that is a name of this server, start it with --allow-host NAME.",
 }
 
-RESOLVER_S = 0.5
-"""How long a start waits for this machine's full name; resolvers that do not answer take half a minute."""
+RESOLVER_S = 0.5  # how long a start waits for this machine's full name; resolvers that do not answer take half a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ HOST = "127.0.0.1"
 
 LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
 
-BACKLOG = 1024
-"""Connections that wait while a server starts or restarts."""
+BACKLOG = 1024  # connections that wait while a server starts or restarts
 
 MOST_HEAD_BYTES = 2**16
 """Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""

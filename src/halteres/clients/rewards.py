@@ -18,8 +18,7 @@ from halteres.errors import NotReady, ServerError, boundary
 from halteres.scores import Output, Scorable, Score
 from halteres.text import Message
 
-MOST_ITEMS = 256
-"""Texts of one request."""
+MOST_ITEMS = 256  # texts of one request
 
 log = logging.getLogger(__name__)
 

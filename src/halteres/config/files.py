@@ -184,8 +184,7 @@ GEM = Recipe(
 )
 """GEM's example script for Tinker: text games by REINFORCE with return batch normalisation."""
 
-RECIPES: Mapping[str, Recipe] = {"gem": GEM}
-"""By the name that `halteres train --recipe` takes."""
+RECIPES: Mapping[str, Recipe] = {"gem": GEM}  # by the name that `halteres train --recipe` takes
 
 
 def find_recipe(name: str) -> Recipe:

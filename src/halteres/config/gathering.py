@@ -44,8 +44,7 @@ from halteres.config.settings import (
 )
 from halteres.errors import InvalidConfig
 
-DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
-"""Where the environment leaves them unset (seeds 000, 002)."""
+DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
 
 EQUAL_SCORES = "ensure_scores_are_not_same"
 """Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""

@@ -16,8 +16,7 @@ from typing import IO
 from halteres.config import environ
 from halteres.process import Lifeline, die_with_parent
 
-MOST_OUTPUT = 4 * 1024 * 1024
-"""Bytes that are kept of the end of each stream: answers and tracebacks come last."""
+MOST_OUTPUT = 4 * 1024 * 1024  # bytes that are kept of the end of each stream: answers and tracebacks come last
 
 LAST_WORDS_S = 1.0
 """How long a stream may stay open once the program has ended: somebody who escaped its group may hold it."""

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
     from tokenizers import Tokenizer
 
-_SHARD_BYTES = 4 << 30
-"""Of one weight file: as much is held in memory while it is made."""
+_SHARD_BYTES = 4 << 30  # of one weight file: as much is held in memory while it is made
 
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
@@ -220,8 +219,7 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of `tokenizer.ggml.token_type`."""
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `tokenizer.ggml.token_type`
 
 _DIGITS = {
     "llama-bpe": r"\p{N}{1,3}",
