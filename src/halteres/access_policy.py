@@ -19,15 +19,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, UserError, as_http
-from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, is_loopback
+from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, hostname_of, is_loopback
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -54,8 +52,7 @@ _NEXT = {
     "Origin": "If that is a name of this server, start it with --allow-host NAME.",
 }
 
-RESOLVER_S = 0.5
-"""How long a start waits for this machine's full name; resolvers that do not answer take half a minute."""
+RESOLVER_S = 0.5  # how long a start waits for this machine's full name; resolvers that do not answer take half a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +86,9 @@ class AccessPolicy:
         given = [token for login in all_of(b"authorization") for token in _tokens(login)]
         knows = expected is not None and any(hmac.compare_digest(one, expected) for one in given)
         of_page = bool(origins or sites)  # a browser sends it, for a page
-        if len(hosts) != 1 or not (self._is_own(_hostname(f"//{hosts[0]}")) or (knows and not of_page)):
+        if len(hosts) != 1 or not (self._is_own(hostname_of(f"//{hosts[0]}")) or (knows and not of_page)):
             return self._foreign("Host", hosts)
-        if not all(_hostname(origin) in self.names or origin == f"http://{hosts[0]}" for origin in origins):
+        if not all(hostname_of(origin) in self.names or origin == f"http://{hosts[0]}" for origin in origins):
             return self._foreign("Origin", origins)
         if "cross-site" in sites and not origins:
             return self._foreign("the page", [])
@@ -146,15 +143,6 @@ def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
     asking.start()
     asking.join(resolver_s)
     return frozenset(found)
-
-
-@lru_cache(256)
-def _hostname(url: str) -> str | None:
-    """The host a URL names, in small letters; None where it names none."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 def _is_address(name: str) -> bool:

@@ -26,8 +26,7 @@ from typing import Any, ClassVar
 
 from halteres.next_step import NextStep, for_agents
 
-MOST_TOLD, FEW_TOLD = 16, 5
-"""Names that an error lists: all of them, or a few of many."""
+MOST_TOLD, FEW_TOLD = 16, 5  # names that an error lists: all of them, or a few of many
 
 MOST_COMPARED, MOST_KNOWN = 200, 1000
 """Characters of a name that somebody sent, and known names, of which the nearest is looked for."""

@@ -14,14 +14,9 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-TAIL_BYTES = 64 * 1024
-"""How much of a file's end is looked at: a log line is short, a log may be long."""
-
-MOST_BYTES = 256 * 1024 * 1024
-"""A larger file is none that is read whole."""
-
-NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding a damaged text raises."""
+TAIL_BYTES = 64 * 1024  # how much of a file's end is looked at: a log line is short, a log may be long
+MOST_BYTES = 256 * 1024 * 1024  # a larger file is none that is read whole
+NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding a damaged text raises
 
 
 def open_regular(file: Path) -> BinaryIO:

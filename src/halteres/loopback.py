@@ -21,8 +21,7 @@ HOST = "127.0.0.1"
 
 LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
 
-BACKLOG = 1024
-"""Connections that wait while a server starts or restarts."""
+BACKLOG = 1024  # connections that wait while a server starts or restarts
 
 MOST_HEAD_BYTES = 2**16
 """Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
@@ -189,10 +188,15 @@ def is_foreign(headers: Headers) -> bool:
 
 def is_local(url: str) -> bool:
     """Whether a URL names the loopback."""
+    return hostname_of(url) in LOCAL_NAMES
+
+
+def hostname_of(url: str) -> str | None:
+    """The host a URL names, in small letters; None where it names none."""
     try:
-        return urlsplit(url).hostname in LOCAL_NAMES
+        return urlsplit(url).hostname
     except ValueError:
-        return False
+        return None
 
 
 async def body_within(request: Request, limit: int, too_large: HalteresError) -> bytes:

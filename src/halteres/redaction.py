@@ -11,8 +11,7 @@ from halteres.config import environ
 
 STRUCK = "***"
 
-SHORTEST = 6
-"""A shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts."""
+SHORTEST = 6  # a shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts
 
 LONG = 16
 """A setting's value so long is searched for in other texts too; a shorter one only if it mixes letters and digits."""
@@ -20,8 +19,7 @@ LONG = 16
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-_TASK = "item"
-"""A key whose value is a task of an environment: what is called `answer_key` in there is no setting."""
+_TASK = "item"  # a key whose value is a task of an environment: what is called `answer_key` in there is no setting
 
 _NO_SECRET = re.compile(
     r"(^|\.)key$|(^|[._])(answer|best|question|prompt|label|text|reference|sort)_key$"

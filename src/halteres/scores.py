@@ -11,8 +11,7 @@ from halteres.text import Message
 Output = Literal["raw", "standardised", "probability"]
 """Units of a score: of the head; centred and scaled, or between 0 and 1, by the model's calibration (raw without)."""
 
-Combination = Literal["mean", "min", "mean_minus_std"]
-"""What an ensemble makes of its members' scores."""
+Combination = Literal["mean", "min", "mean_minus_std"]  # what an ensemble makes of its members' scores
 
 REWARD_FILE = "halteres_reward.json"
 """What a reward model of ours has beside its weights: how it shows texts to itself, its calibration, its probes."""

@@ -13,8 +13,7 @@ from halteres.errors import InvalidData, NotFound
 if TYPE_CHECKING:
     from halteres.chat_template import ChatTemplate
 
-Message = Mapping[str, Any]
-"""{"role": str, "content": str}, further keys go to the template."""
+Message = Mapping[str, Any]  # {"role": str, "content": str}, further keys go to the template
 
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""

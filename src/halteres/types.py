@@ -9,14 +9,12 @@ from typing import Any, Literal, NewType
 PolicyVersion = NewType("PolicyVersion", int)
 """Optimiser steps the model had taken when an immutable set of weights was published."""
 
-StopReason = Literal["stop", "length"]
-"""Why sampling ended: a stop token or string, or the token limit."""
+StopReason = Literal["stop", "length"]  # why sampling ended: a stop token or string, or the token limit
 
 Outcome = Literal["success", "failure", "turn_limit", "format_error", "length_stop", "context_overflow"]
 """How an episode ended that yields a trajectory: by its task, at its turn limit, or by the policy's own fault."""
 
-MASKED = -100
-"""Mask value of a context token (Atropos); an action token's mask is its own id."""
+MASKED = -100  # mask value of a context token (Atropos); an action token's mask is its own id
 
 CONTEXT_LOGPROB = 1.0
 """`inference_logprobs` of a context token (Atropos): no log-probability is positive, so it marks itself."""

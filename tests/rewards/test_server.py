@@ -302,11 +302,6 @@ async def test_the_client_has_none_for_what_could_not_be_scored_and_never_zero(
     assert "could not score" in caplog.text
 
 
-async def test_the_client_ranks(client: RewardClient) -> None:
-    ranking = await client.rank("p", ["a", "abc", "unreadable"])
-    assert (ranking.order, ranking.scores) == ((1, 0), (1.0, 2.0, None))
-
-
 async def test_the_client_says_what_was_refused_and_gives_up_at_its_deadline(url: str, model: StandIn) -> None:
     async with RewardClient(url, model="other") as client:
         with pytest.raises(InvalidData, match="There is no model 'other'"):

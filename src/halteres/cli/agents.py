@@ -15,19 +15,12 @@ if TYPE_CHECKING:
 
 Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
 
-_DONE: Mapping[str, str] = {
-    "write": "wrote",
-    "update": "updated",
-    "remove": "removed",
-    "leave": "already there",
-    "keep": "left alone",
-}
-_PLANNED: Mapping[str, str] = {
-    "write": "would write",
-    "update": "would update",
-    "remove": "would remove",
-    "leave": "already there",
-    "keep": "would leave alone",
+_VERBS: Mapping[str, tuple[str, str]] = {  # of a step: what was done, what would be done
+    "write": ("wrote", "would write"),
+    "update": ("updated", "would update"),
+    "remove": ("removed", "would remove"),
+    "leave": ("already there", "already there"),
+    "keep": ("left alone", "would leave alone"),
 }
 
 
@@ -130,7 +123,7 @@ def _carry_out(title: str, plan: Plan, *, show: bool, to_stderr: bool = False) -
     typer.echo(title, err=to_stderr)
     for step in plan.steps:
         why = f" ({step.kept})" if step.kept else ""
-        typer.echo(f"  {(_PLANNED if show else _DONE)[step.verb]:17} {step.what}{why}", err=to_stderr)
+        typer.echo(f"  {_VERBS[step.verb][show]:17} {step.what}{why}", err=to_stderr)
         if step.backup:
             typer.echo(f"  {'':17} as it was: {step.backup}", err=to_stderr)
     if not plan.steps:

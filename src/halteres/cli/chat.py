@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from halteres.rewards.scorer import Scorer
     from halteres.runs.directory import RunDirectory
 
-GAP = "[...]"
-"""Stands for the user's text where a prompt is shown."""
+GAP = "[...]"  # stands for the user's text where a prompt is shown
 
 FEWEST_PROMPTS, MOST_PROMPTS = 4, 256
 """Different prompts: of fewer, what is alike may be alike by chance; more are not looked at."""
 
-LONGEST_EXAMPLE = 80
-"""Characters."""
+LONGEST_EXAMPLE = 80  # characters
 
 
 def chat(

@@ -71,13 +71,7 @@ class InferenceClient(JsonClient):
         self.model = model
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, n: int = 1) -> tuple[Completion, ...]:
-        """Sample `n` completions of one prompt, token-exact.
-
-        Raises:
-            InvalidData: the server refuses the request (4xx but 408 and 429).
-            NotReady: the server was not ready within `ready_within_s`.
-            ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
-        """
+        """Sample `n` completions of one prompt, token-exact. Raises as `JsonClient.post_when_ready` does."""
         parameters: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -102,7 +96,7 @@ class InferenceClient(JsonClient):
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, n: int = 1
     ) -> tuple[Completion, ...]:
-        """Sample `n` answers to a chat that the server renders. Raises as `generate` does."""
+        """Sample `n` answers to a chat that the server renders; raises likewise."""
         body: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
             "max_tokens": sampling.max_new_tokens,

@@ -16,8 +16,7 @@ from halteres.errors import InvalidData, NotFound, NotReady, ServerError
 if TYPE_CHECKING:  # 0.3 s: whoever only describes an environment does without
     import aiohttp
 
-_NOT_READY = (408, 429, 503)
-"""Statuses that mean: wait, and send it again."""
+_NOT_READY = (408, 429, 503)  # statuses that mean: wait, and send it again
 
 
 class Connected:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,20 +17,9 @@ from halteres.errors import NotReady, ServerError, boundary
 from halteres.scores import Output, Scorable, Score
 from halteres.text import Message
 
-MOST_ITEMS = 256
-"""Texts of one request."""
+MOST_ITEMS = 256  # texts of one request
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """Completions of one prompt by their score."""
-
-    order: tuple[int, ...]  # places in what was sent, best first; of what could be scored
-    scores: tuple[float | None, ...]  # as sent; None: could not be scored
-    ties: tuple[tuple[int, ...], ...]  # places of equal scores
-    probability: tuple[float | None, ...]  # as sent: that it is better than the best; 0.5 of the best itself
 
 
 class RewardClient(JsonClient):
@@ -81,16 +69,6 @@ class RewardClient(JsonClient):
             parts = [texts[start : start + MOST_ITEMS] for start in range(0, len(texts), MOST_ITEMS)]
             return [score for part in parts for score in await self._score(part)]
 
-    async def rank(
-        self, prompt: str | Sequence[Message] | None, completions: Sequence[str | Sequence[Message]]
-    ) -> Ranking:
-        """The completions of one prompt, best first. Raises as `score` does."""
-        body = {"prompt": _wire(prompt), "completions": [_wire(completion) for completion in completions]}
-        async with self._deadline():
-            answer = await self._post("/rank", body)
-        with boundary(ServerError, "Reading the answer of /rank"):
-            return msgspec.convert(answer, Ranking)
-
     async def health(self) -> dict[str, Any]:
         """What the server says of itself: its models, their digests, its queue. Asked once.
 
@@ -104,7 +82,9 @@ class RewardClient(JsonClient):
         return answer
 
     async def _score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        answer = await self._post("/score", {"items": [_item(text) for text in texts]})
+        model = {} if self.model is None else {"model": self.model}
+        body = {"items": [_item(text) for text in texts], **model, "output": self.output}
+        answer = await self.post_when_ready("/score", body)
         with boundary(ServerError, "Reading the answer of /score"):
             scores = [_score_of(item) for item in answer["items"]]
             self.units = answer.get("output")
@@ -114,10 +94,6 @@ class RewardClient(JsonClient):
         if failed:
             log.warning("%s could not score %d of %d texts: %s", self.root, len(failed), len(texts), failed[0])
         return scores
-
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        named = {} if self.model is None else {"model": self.model}
-        return await self.post_when_ready(path, {**body, **named, "output": self.output})
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:

@@ -38,8 +38,7 @@ ENVIRONMENT = "run.environment"
 OWN_KEYS = tuple(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)
 """section.field of every setting of ours."""
 
-CLOSE = 0.6
-"""How like a name must be to be offered: an agent follows the offer."""
+CLOSE = 0.6  # how like a name must be to be offered: an agent follows the offer
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 

@@ -59,7 +59,7 @@ def resolve_settings(
     for name, values in (base.model_dump(exclude_unset=True) if base else {}).items():
         gathering.sections[name].update(values)
     if file is not None:
-        gathering.add_file(_sections(_read_yaml(file), gathering.problems))
+        gathering.add_file(_read_sections(file, gathering.problems))
     for edit in (*map(read_edit, edits), *(Edit(name=name, value=value) for name, value in (changes or {}).items())):
         gathering.add_edit(edit)
     if environment is not None:
@@ -76,8 +76,17 @@ def settings_schema() -> dict[str, Any]:
     return schema
 
 
-def _sections(data: Mapping[str, Any], problems: list[Problem]) -> Sections:
+def _read_sections(file: Path, problems: list[Problem]) -> Sections:
     """The sections of a file, in whichever of the two formats."""
+    try:
+        data = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise InvalidConfig(f"Config file {file} is not YAML.", f"{where}.", "Mend it and try again.") from error
+    if not isinstance(data, Mapping):
+        raise InvalidConfig(f"Config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
     if is_seed_format(data):
         return from_seed_format(data, problems)
     known = ("run", "env", "inference", "trainer")
@@ -90,19 +99,6 @@ def _sections(data: Mapping[str, Any], problems: list[Problem]) -> Sections:
         else:
             given[name] = {str(key): value for key, value in values.items()}
     return given
-
-
-def _read_yaml(file: Path) -> Mapping[str, Any]:
-    try:
-        data = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise InvalidConfig(f"Config file {file} is not YAML.", f"{where}.", "Mend it and try again.") from error
-    if not isinstance(data or {}, Mapping):
-        raise InvalidConfig(f"Config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
-    return data or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +180,7 @@ GEM = Recipe(
 )
 """GEM's example script for Tinker: text games by REINFORCE with return batch normalisation."""
 
-RECIPES: Mapping[str, Recipe] = {"gem": GEM}
-"""By the name that `halteres train --recipe` takes."""
+RECIPES: Mapping[str, Recipe] = {"gem": GEM}  # by the name that `halteres train --recipe` takes
 
 
 def find_recipe(name: str) -> Recipe:

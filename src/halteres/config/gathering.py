@@ -44,8 +44,7 @@ from halteres.config.settings import (
 )
 from halteres.errors import InvalidConfig
 
-DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
-"""Where the environment leaves them unset (seeds 000, 002)."""
+DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
 
 EQUAL_SCORES = "ensure_scores_are_not_same"
 """Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""
@@ -127,7 +126,11 @@ class Gathering:
             raise self._refusal(description)
         confirm(environment, env, description)
         settings = Settings.model_validate({**parts, "env": env})
-        coerced = dict(_coerced(self.edits, settings))
+        values, coerced = settings.model_dump(mode="json"), dict[str, Any]()
+        for edit in self.edits:
+            section, _, name = edit.key.partition(".")
+            if _kind(values[section].get(name, edit.value)) != _kind(edit.value):
+                coerced[edit.name] = values[section][name]
         defaults = description.trainer
         return Resolved(settings=settings, sources=self.sources, coerced=coerced, trainer_defaults=defaults)
 
@@ -278,15 +281,6 @@ def _batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | Non
             field="env.batch_size", got=batch, rule=f"must be a multiple of group_size {group}", suggest=near
         )
     return None
-
-
-def _coerced(edits: list[Edit], settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Edits whose value is now of another kind than it was given."""
-    values = settings.model_dump(mode="json")
-    for edit in edits:
-        section, _, name = edit.key.partition(".")
-        if name in values[section] and _kind(values[section][name]) != _kind(edit.value):
-            yield edit.name, values[section][name]
 
 
 def _kind(value: Any) -> str:

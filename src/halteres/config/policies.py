@@ -29,8 +29,7 @@ from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
 
-UNKNOWN_YET = "filled in by the run"
-"""The value shown of wiring that nobody knows before there is a run."""
+UNKNOWN_YET = "filled in by the run"  # the value shown of wiring that nobody knows before there is a run
 
 
 class PolicyCap(InvalidConfig):

@@ -9,8 +9,7 @@ from typing import Any
 
 from halteres.errors import InvalidConfig
 
-MOST_LISTED, LONGEST_GOT = 8, 120
-"""Problems that a sentence lists, and characters of a refused value in it."""
+MOST_LISTED, LONGEST_GOT = 8, 120  # problems that a sentence lists, and characters of a refused value in it
 
 NEXT = "Nothing was changed; mend these settings and try again."
 

@@ -37,14 +37,9 @@ core, and a busy machine has a tenth of one; whoever waits less long finds the a
 DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
 """What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
 
-PROJECT = ("pyproject.toml", "setup.py", ".git")
-"""The folder that holds one of these is a project."""
-
-NOTHING_TO_EVALUATE = 3
-"""Exit code of `evaluate` where an environment has no held-out tasks."""
-
-MOST_KEPT = 256
-"""Descriptions in memory, and files on the disk."""
+PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project
+NOTHING_TO_EVALUATE = 3  # exit code of `evaluate` where an environment has no held-out tasks
+MOST_KEPT = 256  # descriptions in memory, and files on the disk
 
 TRACEBACK_LINES = 8
 

@@ -17,20 +17,17 @@ from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import nearest
 
-Sections = dict[str, dict[str, Any]]
-"""Section name to field to value: settings before validation."""
+Sections = dict[str, dict[str, Any]]  # section name to field to value: settings before validation
 
 Source = Literal["default", "config_init", "file", "edit", "policy", "wiring", "resume"]
 """default: ours; config_init: the environment's, also where it declares defaults of the trainer; policy: held by the
 operator's; wiring: filled in by the run; resume: held in the run gone on from."""
 
-Sources = Mapping[str, Source]
-"""section.field -> source, of what was given."""
+Sources = Mapping[str, Source]  # section.field -> source, of what was given
 
 NOTHING_GIVEN: Sources = MappingProxyType({})
 
-Effective = dict[str, dict[str, Any]]
-"""section.field -> {value, source}: what config.resolved.json says."""
+Effective = dict[str, dict[str, Any]]  # section.field -> {value, source}: what config.resolved.json says
 
 SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
 """What the seeds' files say of the inference server beside its address (seed 002)."""

@@ -3,9 +3,7 @@ ended with it, and all of them with us."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -14,10 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from halteres.config import environ
-from halteres.process import Lifeline, die_with_parent
+from halteres.process import Child
 
-MOST_OUTPUT = 4 * 1024 * 1024
-"""Bytes that are kept of the end of each stream: answers and tracebacks come last."""
+MOST_OUTPUT = 4 * 1024 * 1024  # bytes that are kept of the end of each stream: answers and tracebacks come last
 
 LAST_WORDS_S = 1.0
 """How long a stream may stay open once the program has ended: somebody who escaped its group may hold it."""
@@ -38,29 +35,17 @@ def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequ
     Args:
         keys: names of the secret variables of ours that it may have.
     """
-    with contextlib.closing(Lifeline.open()) as lifeline:
-        child = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environ.with_keys(*keys, HALTERES_LIFELINE_FD=str(lifeline.read_end)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(lifeline.read_end,),
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
-        streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
-        try:
-            child.wait(within_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"not within {within_s:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    pipe = subprocess.PIPE
+    child = Child(command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe)
+    streams = [_Stream(stream) for stream in (child.process.stdout, child.process.stderr) if stream is not None]
+    try:
+        code = child.exit.result(within_s)
+    except TimeoutError:
+        raise TimeoutError(f"not within {within_s:g} s") from None
+    finally:
+        child.kill()
     out, err = (stream.text() for stream in streams)
-    return Ended(code=child.returncode, out=out, err=err)
+    return Ended(code=code, out=out, err=err)
 
 
 class _Stream:

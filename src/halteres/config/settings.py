@@ -22,11 +22,8 @@ from halteres.errors import InvalidData, nearest
 from halteres.losses import CUSTOM, LOSSES, complete_settings, find_kind
 from halteres.models import TINY
 
-TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)
-"""Losses that a run can be trained with."""
-
-SinkName = Literal["wandb", "trackio", "tensorboard"]
-"""Where metrics can be forwarded to (`observe.sinks`)."""
+TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)  # losses that a run can be trained with
+SinkName = Literal["wandb", "trackio", "tensorboard"]  # where metrics can be forwarded to (`observe.sinks`)
 
 Estimator = Literal[
     "group_std",
@@ -40,11 +37,8 @@ Estimator = Literal[
 ]
 """How advantages are made of rewards (`training.advantages` has the formulas and their papers)."""
 
-Weighting = Literal["token", "turn", "episode"]
-"""What counts the same in the loss, however many tokens it has."""
-
-MOST_PINNED = 32
-"""Updates of a run whose older weights can be sampled from by their version, beside the newest."""
+Weighting = Literal["token", "turn", "episode"]  # what counts the same in the loss, however many tokens it has
+MOST_PINNED = 32  # updates of a run whose older weights can be sampled from by their version, beside the newest
 
 
 def default_name(environment: str, run_id: str) -> str:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
     from tokenizers import Tokenizer
 
-_SHARD_BYTES = 4 << 30
-"""Of one weight file: as much is held in memory while it is made."""
+_SHARD_BYTES = 4 << 30  # of one weight file: as much is held in memory while it is made
 
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
@@ -150,7 +149,7 @@ def _model(file: Path, reader: GGUFReader) -> GgufModel:
     if odd := sorted(found.keys() ^ names.keys()):
         how = "lacks" if odd[0] in names else "has"
         raise _refused(file, f"It {how} the tensor '{odd[0]}', unlike every model of the family {family}")
-    tokenizer = GgufTokenizer.of(file, values)
+    tokenizer = GgufTokenizer(file, values)
     width = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
     config = {
         "architectures": [f"{family.capitalize()}ForCausalLM"],
@@ -220,8 +219,7 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of `tokenizer.ggml.token_type`."""
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `tokenizer.ggml.token_type`
 
 _DIGITS = {
     "llama-bpe": r"\p{N}{1,3}",
@@ -239,55 +237,40 @@ _GPT_2, _SMOLLM = "gpt-2", "smollm"
 _SPACE = "▁"  # SentencePiece's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTokenizer:
-    """A vocabulary and what belongs to it; a splitting rule whose name is not known is refused, never guessed."""
+    """A vocabulary and what belongs to it; a splitting rule whose name is not known is refused, never guessed.
 
-    kind: str  # 'gpt2': byte-level BPE; 'llama': SentencePiece's BPE
-    splits: str  # the name of the splitting rule
-    tokens: Sequence[str]
-    types: Sequence[int]
-    merges: Sequence[str]  # empty in a file of SentencePiece's
-    scores: Sequence[float]
-    specials: Mapping[str, int]  # bos, eos, pad, unk
-    ends: Sequence[int]  # tokens that end an answer
-    adds_bos: bool
-    adds_space: bool
-    chat_template: str | None
+    Raises:
+        UserError: the tokenizer is of a kind that is not understood.
+        KeyError: there is none.
+    """
 
-    @classmethod
-    def of(cls, file: Path, values: Mapping[str, Any]) -> GgufTokenizer:
-        """What a file's values say.
-
-        Raises:
-            UserError: the tokenizer is of a kind that is not understood.
-            KeyError: there is none.
-        """
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         own = {key.removeprefix("tokenizer.ggml."): value for key, value in values.items()}
-        kind, splits = own["model"], own.get("pre", "default")
+        self.kind: str = own["model"]  # 'gpt2': byte-level BPE; 'llama': SentencePiece's BPE
+        self.splits: str = own.get("pre", "default")  # the name of the splitting rule
         known = (*_DIGITS, _GPT_2, _SMOLLM)
-        if kind not in ("gpt2", "llama") or (kind == "gpt2" and splits not in known):
-            what = f"of the kind '{kind}'" if kind not in ("gpt2", "llama") else f"split as '{splits}'"
+        if self.kind not in ("gpt2", "llama") or (self.kind == "gpt2" and self.splits not in known):
+            is_split = self.kind == "gpt2"
+            what = f"split as '{self.splits}'" if is_split else f"of the kind '{self.kind}'"
             raise UserError(
                 f"The tokenizer in {file} cannot be converted.",
                 f"Its text is {what}; understood are SentencePiece's and byte-level BPE split as {', '.join(known)}.",
                 "Take a newer GGUF file of the model, or its folder in Hugging Face format.",
             )
+        self.tokens: Sequence[str] = own["tokens"]
+        self.types: Sequence[int] = own.get("token_type", [1] * len(self.tokens))
+        self.merges: Sequence[str] = own.get("merges", ())  # empty in a file of SentencePiece's
+        self.scores: Sequence[float] = own.get("scores", ())
         names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-        specials = {ours: own[f"{ggml}_token_id"] for ours, ggml in names.items() if f"{ggml}_token_id" in own}
-        return cls(
-            kind=kind,
-            splits=splits,
-            tokens=own["tokens"],
-            types=own.get("token_type", [1] * len(own["tokens"])),
-            merges=own.get("merges", ()),
-            scores=own.get("scores", ()),
-            specials=specials,
-            ends=list(dict.fromkeys(own[key] for key in ("eos_token_id", "eot_token_id") if key in own)),
-            adds_bos=own.get("add_bos_token", kind == "llama" or splits.startswith("llama")) and "bos" in specials,
-            adds_space=own.get("add_space_prefix", True),
-            chat_template=values.get("tokenizer.chat_template"),
-        )
+        ids = {ours: own.get(f"{ggml}_token_id") for ours, ggml in names.items()}
+        self.specials: Mapping[str, int] = {name: number for name, number in ids.items() if number is not None}
+        # Tokens that end an answer.
+        self.ends = list(dict.fromkeys(own[key] for key in ("eos_token_id", "eot_token_id") if key in own))
+        adds_bos = own.get("add_bos_token", self.kind == "llama" or self.splits.startswith("llama"))
+        self.adds_bos: bool = adds_bos and "bos" in self.specials
+        self.adds_space: bool = own.get("add_space_prefix", True)
+        self.chat_template: str | None = values.get("tokenizer.chat_template")
 
     def write(self, folder: Path, *, context: int) -> None:
         """Write tokenizer.json and tokenizer_config.json; `context` is the model's, in tokens."""

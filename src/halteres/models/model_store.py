@@ -20,7 +20,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +99,9 @@ class HubCache:
         (entry / "refs" / "main").unlink(missing_ok=True)  # without one the mark holds, whatever comes between
         _write_mark(entry, commit, {*(before.models if before else ()), needed_for})
         if not (snapshot := entry / "snapshots" / commit).is_dir():
-            copy_files(files, snapshot)
+            with _writing(snapshot) as beside:
+                for file in files:
+                    shutil.copyfile(file, beside / file.name)
         replace_file(entry / "refs" / "main", commit.encode())
         if before and before.commit != commit:
             shutil.rmtree(entry / "snapshots" / before.commit, ignore_errors=True)
@@ -142,17 +145,13 @@ class HubCache:
         return file if file.is_file() else None
 
 
-def copy_files(files: Iterable[Path], folder: Path) -> None:
-    """Copy files (what links lead to) into a new folder, which is there whole or not at all; its parents are made.
-
-    Raises:
-        OSError: one cannot be read, or the place cannot be written; then there is no such folder.
-    """
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """A new folder beside this one, to be filled; it becomes this one if the block succeeds. Its parents are made."""
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
-        for file in files:
-            shutil.copyfile(file, beside / file.name)
+        yield beside
         beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -239,23 +238,17 @@ class ModelStore:
         """
         place = self.folder / checked_name(name)
         self._check_place(name, None)
-        beside = place.with_name(f".{place.name}.{os.getpid()}")
         for left in place.parent.glob(f".{place.name}.*"):  # by a process that was killed while it wrote
             if not _is_alive(int(left.suffix[1:])):
                 shutil.rmtree(left, ignore_errors=True)
-        try:
-            with boundary(ServerError, f"Writing the model '{name}'"):
-                beside.mkdir(parents=True)
-                write(beside)
-                checked_model(beside)
-                for known in tokenizer_names(name):
-                    self.cache.check(known, beside)
-                (beside / _COPY).touch()
-                if place.is_symlink():  # to a model that has gone
-                    place.unlink()
-                beside.rename(place)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        with boundary(ServerError, f"Writing the model '{name}'"), _writing(place) as beside:
+            write(beside)
+            checked_model(beside)
+            for known in tokenizer_names(name):
+                self.cache.check(known, beside)
+            (beside / _COPY).touch()
+            if place.is_symlink():  # to a model that has gone
+                place.unlink()
         return self.add(place, name)
 
     def remove(self, name: str) -> None:
@@ -313,8 +306,10 @@ class ModelStore:
         place.unlink(missing_ok=True)  # a link whose model has gone
         if copy:
             small = [source / file for file in _SMALL_FILES if (source / file).is_file()]
-            copy_files([*small, *weight_files(source)], place)
-            (place / _COPY).touch()
+            with _writing(place) as beside:
+                for file in (*small, *weight_files(source)):
+                    shutil.copyfile(file, beside / file.name)
+                (beside / _COPY).touch()
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
             os.symlink(source.absolute(), place, target_is_directory=True)

@@ -21,8 +21,7 @@ T = TypeVar("T")
 Row = dict[str, Any]
 """One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env", "eval"), then numbers."""
 
-LONGEST_ROW = 4 * 1024 * 1024
-"""Bytes of a line; a longer one is no row of ours."""
+LONGEST_ROW = 4 * 1024 * 1024  # bytes of a line; a longer one is no row of ours
 
 
 class WriteFailed(HalteresError):

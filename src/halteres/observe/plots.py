@@ -15,11 +15,8 @@ from halteres.observe.metrics import Row, merge_by_step, series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WINDOW = 10
-"""Steps of the moving average, at most: the noise of one step hides what ten show."""
-
-DODGE = 0.008
-"""How far apart, as a share of the steps, margins at the same step are drawn."""
+WINDOW = 10  # steps of the moving average, at most: the noise of one step hides what ten show
+DODGE = 0.008  # how far apart, as a share of the steps, margins at the same step are drawn
 
 BARS = "▁▂▃▄▅▆▇█"
 REWARD, SUCCESS, SAMPLED, GREEDY, ALERT = "#1b6ca8", "#e08a1e", "#a8321b", "#2e7d4f", "#c0392b"

@@ -112,11 +112,6 @@ class Job:
         return self.settings.run.default_name(self.path.name)
 
     @property
-    def project(self) -> str:
-        """What it is filed under."""
-        return self.settings.run.project
-
-    @property
     def config(self) -> dict[str, Any]:
         """Its settings, by section; those that are named like secrets are struck out."""
         return Redactor.of_this_process().json(self.settings.model_dump(mode="json"))
@@ -142,7 +137,7 @@ class Wandb:
             disable_git=True,
         )
         facts: dict[str, Any] = {
-            "project": job.project,
+            "project": job.settings.run.project,
             "entity": job.settings.run.wandb_entity or environ.wandb_entity(),
             "name": job.name,
             "id": job.path.name,
@@ -188,8 +183,8 @@ class Trackio:
     def __init__(self, job: Job) -> None:
         folder = environ.trackio_dir(job.path / "trackio")
         trackio: Any = importlib.import_module("trackio")
-        self._run = trackio.init(project=job.project, name=job.name, config=job.config, embed=False)
-        note = f'TRACKIO_DIR={folder} trackio show --project "{job.project}"'
+        self._run = trackio.init(project=job.settings.run.project, name=job.name, config=job.config, embed=False)
+        note = f'TRACKIO_DIR={folder} trackio show --project "{job.settings.run.project}"'
         self.report = SinkReport(state="offline", folder=str(folder), note=note)
 
     def write(self, row: Row) -> None:
