@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from halteres.agent.caller import Caller
+from halteres.agent.faces import openai
+from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 
 from benchmarks.agent import files
 from benchmarks.agent.sitting import Arguments, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.task import Place, Task, answer_in
-from halteres.agent.caller import Caller
-from halteres.agent.faces import openai
-from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
 
 ANSWERS_WITHIN_S, TRIES, FIRST_PAUSE_S = 600.0, 4, 2.0
 AGAIN = (408, 409, 429, 500, 502, 503, 504, 529)

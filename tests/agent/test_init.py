@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from halteres.agent import workspace
-from halteres.agent.faces.cli import tools_app
 from halteres.agent.skills import example_environment
+from halteres.agent.transports.command_line import tools_app
 from halteres.cli import main as program
 from halteres.config.discovery import discover
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from halteres.agent.faces.http.server import ControlServer
-from halteres.dashboard.access import link
+from halteres.agent.transports.access import link
+from halteres.agent.transports.http_server import ControlServer
 from halteres.loopback import open_listener, url_of
 
 ARGUMENTS = (

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from agent import control, run_scenes
 
-from halteres.agent.faces.token import token
-from halteres.dashboard.access import TICKET_S, Tickets, page_key, proof, ticket
+from halteres.agent.transports.access import TICKET_S, Tickets, page_key, proof, ticket, token
 from halteres.dashboard.routes import STATIC
 
 from .conftest import HOST, Client
