@@ -13,11 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from halteres.agent.faces.openai import definitions
-
 from benchmarks.agent.sitting import Sitting
 from benchmarks.agent.task import Verdict
 from benchmarks.machine import machine
+from halteres.agent.transports.openai import definitions
 
 TARGET = {"calls": 15, "tokens": 20_000}
 PACKAGES = ("halteres", "mcp", "torch")

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from halteres.agent.faces.functions import Tools
 
+from halteres.agent.transports.functions import Tools
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, list_runs
 

@@ -1,7 +1,7 @@
 """The Agent Skills that come with the package: folders of instructions that hosts load when a task calls for them.
 
 Owns: which there are, what their front matter says, the example environment that one of them holds.
-Never: puts one anywhere (`hosts.copies`, the Hermes plugin).
+Never: puts one anywhere (`agent_clients.installation`, the Hermes plugin).
 
 Source: the Agent Skills format (agentskills.io): a folder named like the skill, in it SKILL.md with YAML front matter.
 """

@@ -13,13 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import Changes, Draft
-from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.drafting.drafts import current, sifted
 from halteres.agent.drafting.fields import Setting, brief, by_key, diff, find_setting, settings_of
 from halteres.agent.fitting import echoed, shortened, significant
-from halteres.agent.tool import READS, UNSET, Hints, Result, tool
+from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
 from halteres.config import environ
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved

@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from halteres.agent.arguments import Changes, Draft
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.configuring import held_model, lowered, mending
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.drafting.fields import brief
-from halteres.agent.tool import READS, Hints, Result, tool
+from halteres.agent.tool import READS, Caller, Changes, Draft, Hints, Result, tool
 from halteres.config.discovery import (
     BrokenFile,
     Discovery,

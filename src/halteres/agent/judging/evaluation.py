@@ -18,10 +18,8 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from halteres.agent.arguments import Draft, RunId, WaitSeconds, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded

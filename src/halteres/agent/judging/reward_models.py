@@ -17,9 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from halteres.agent.arguments import WaitSeconds
-from halteres.agent.caller import Caller
-from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
+from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, tool
 from halteres.agent.trial.folder import TestFolder, begin, tests_home
 from halteres.agent.trial.testing import until_ended
 from halteres.agent.watching.headline import rounded

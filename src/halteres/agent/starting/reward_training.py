@@ -12,9 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import chosen_run
-from halteres.agent.caller import Caller
-from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.tool import Caller, Hints, Result, chosen_run, tool
 from halteres.errors import UserError
 from halteres.models import TINY
 from halteres.next_step import worded

@@ -16,10 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import Draft, WaitSeconds
-from halteres.agent.caller import Caller, TokenNeeded
 from halteres.agent.drafting.drafts import current, load_draft
-from halteres.agent.tool import Hints, LongArguments, Result, tool
+from halteres.agent.tool import Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start
 from halteres.agent.trial.report import brief, report
 from halteres.agent.trial.request import Order, Request
