@@ -263,7 +263,8 @@ def chosen_run(run_id: str | None) -> RunDirectory:
     active = [run for run in runs if not run.ended]
     if len(active) == 1:
         return RunDirectory(active[0].path)
-    listed = ", ".join(run.described for run in (active or runs)[:8]) + (", ..." if len(active or runs) > 8 else "")
+    shown = [f"{run.run_id} ({run.facts.environment}, {run.facts.status})" for run in (active or runs)[:8]]
+    listed = ", ".join(shown) + (", ..." if len(active or runs) > 8 else "")
     if active:
         raise RunAmbiguous(
             f"{len(active)} runs are active: {listed}.",
