@@ -119,6 +119,6 @@ def visiting(running: Browser, url: str, **options: Any) -> Iterator[Visit]:
 
 
 def _note(visit: Visit, said: Any) -> None:
-    """A refused door is told by every browser; nothing else may be."""
+    """A page that is refused is told by every browser; nothing else may be."""
     if said.type in ("error", "warning") and "401 (Unauthorized)" not in said.text:
         visit.complaints.append(f"{said.type}: {said.text}")

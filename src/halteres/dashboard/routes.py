@@ -58,7 +58,7 @@ def _open_routes() -> list[BaseRoute]:
     async def page(request: Request) -> Response:
         """The page, or a 401 that says how to open it (and opens it, for a link of `halteres ui`)."""
         admitted = is_admitted(request.headers)
-        file = STATIC / ("index.html" if admitted else "door.html")
+        file = STATIC / ("index.html" if admitted else "sign_in.html")
         return FileResponse(file, 200 if admitted else 401, {"Cache-Control": "no-store"})
 
     async def prove(request: Request) -> Response:

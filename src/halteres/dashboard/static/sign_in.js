@@ -1,4 +1,4 @@
-// The door: turns the ticket behind the # into a cookie, then opens the page.
+// Signing in: turns the ticket behind the # into a cookie, then opens the page.
 // Owns: that the ticket leaves the address bar before anything else happens. Never: keeps it.
 
 function look() {

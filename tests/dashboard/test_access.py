@@ -25,10 +25,10 @@ NOW = 1_800_000_000.0
 
 
 def test_a_ticket_opens_once(home: Path) -> None:
-    door, given = Tickets(), ticket(NOW)
-    assert door.admits(given, NOW)
-    assert not door.admits(given, NOW)
-    assert door.admits(ticket(NOW), NOW), "another one does"
+    tickets, given = Tickets(), ticket(NOW)
+    assert tickets.admits(given, NOW)
+    assert not tickets.admits(given, NOW)
+    assert tickets.admits(ticket(NOW), NOW), "another one does"
 
 
 def test_a_ticket_runs_out(home: Path) -> None:
@@ -52,9 +52,9 @@ def test_a_new_token_ends_tickets_and_cookies(home: Path) -> None:
 
 
 def test_the_token_itself_opens_as_often_as_it_is_shown(home: Path) -> None:
-    door = Tickets()
-    assert door.admits(token(), NOW)
-    assert door.admits(token(), NOW)
+    tickets = Tickets()
+    assert tickets.admits(token(), NOW)
+    assert tickets.admits(token(), NOW)
 
 
 async def test_without_a_cookie_the_page_says_how_to_open_it(stranger: Client) -> None:
