@@ -115,7 +115,7 @@ def go_on(path: Path, steps: int) -> None:
 async def latency(name: str, arguments: Mapping[str, Any], repeat: int) -> dict[str, float]:
     """Milliseconds of one call that is made again and again, by the clock and of this process's CPU time."""
     from halteres.agent.call import call
-    from halteres.agent.caller import Caller
+    from halteres.agent.tool import Caller
 
     wall, cpu = [], []
     for number in range(WARM_UP + repeat):

@@ -29,7 +29,7 @@ IMPORTS = {
     "package": "import halteres.agent",
     "one_function": "from halteres.agent import rl_check_status",
     "table": "import halteres.agent.table",
-    "tool_server": "import halteres.agent.faces.mcp.stdio",
+    "tool_server": "import halteres.agent.transports.mcp.server",
 }
 HEAVY = ("torch", "transformers", "tinker", "matplotlib")
 

@@ -18,9 +18,9 @@ import aiohttp
 from benchmarks.agent import files
 from benchmarks.agent.sitting import Arguments, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.task import Place, Task, answer_in
-from halteres.agent.caller import Caller
-from halteres.agent.faces import openai
-from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
+from halteres.agent.tool import Caller
+from halteres.agent.transports import openai
+from halteres.agent.transports.mcp.content import INSTRUCTIONS
 
 ANSWERS_WITHIN_S, TRIES, FIRST_PAUSE_S = 600.0, 4, 2.0
 AGAIN = (408, 409, 429, 500, 502, 503, 504, 529)
@@ -109,7 +109,5 @@ def _asked(tool_call: Mapping[str, Any]) -> tuple[str, Arguments]:
 
 async def _answered(name: str, arguments: Arguments) -> Told:
     given = arguments if isinstance(arguments, str) else dict(arguments)
-    message = await openai.answer(
-        {"function": {"name": name, "arguments": given}}, Caller(draft="model", face="openai")
-    )
+    message = await openai.answer({"function": {"name": name, "arguments": given}}, Caller(draft="model"))
     return Told(message["content"])

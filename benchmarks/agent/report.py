@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.agent.sitting import Sitting
 from benchmarks.agent.task import Verdict
 from benchmarks.machine import machine
-from halteres.agent.faces.openai import definitions
+from halteres.agent.transports.openai import definitions
 
 TARGET = {"calls": 15, "tokens": 20_000}
 PACKAGES = ("halteres", "mcp", "torch")

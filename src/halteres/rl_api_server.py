@@ -30,7 +30,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 @functools.cache
 def _begun() -> ASGIApp:
     """The process set up as ours, and the real app in it."""
-    from halteres.agent.faces.http.server import create_app
+    from halteres.agent.transports.http_server import create_app
 
     process.begin("control")
     logging.getLogger("mcp").setLevel(logging.WARNING)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from halteres.agent.faces.http.server import ControlServer, LegacyAuth, create_app
-from halteres.agent.faces.token import token
+from halteres.agent.transports.access import token
+from halteres.agent.transports.http_server import ControlServer, LegacyAuth, create_app
 from halteres.loopback import open_listener, url_of
 
 SERVE = (sys.executable, "-c", "from halteres.cli.main import main; main()", "serve", "control", "--port", "0")

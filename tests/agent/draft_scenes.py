@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halteres.agent.call import Reply, call
-from halteres.agent.caller import Caller
+from halteres.agent.tool import Caller
 
 QUIZ = """
     from typing import Annotated, Literal

@@ -15,7 +15,7 @@ import yaml
 
 from halteres.cli import main as program
 
-from .faces import home_of
+from .transports import home_of
 
 VARIABLES = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "HERMES_HOME")
 

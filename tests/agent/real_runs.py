@@ -14,7 +14,7 @@ import deadlines
 from runs.scenes import survivors
 
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
+from halteres.agent.tool import Caller
 from halteres.process import alive
 from halteres.runs.state import RunState
 
@@ -29,11 +29,11 @@ CHANGES = {
 HOST = """
 import asyncio, json, signal, sys
 from halteres.agent.call import call
-from halteres.agent.caller import (Caller)
+from halteres.agent.tool import (Caller)
 
 given = json.loads(sys.argv[1])
 for _ in range(int(sys.argv[2])):
-    answer = asyncio.run(call("rl_start_training", given, Caller(draft="host", face="mcp"))).body
+    answer = asyncio.run(call("rl_start_training", given, Caller(draft="host"))).body
     print(json.dumps(answer), flush=True)
 signal.pause()
 """

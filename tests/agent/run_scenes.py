@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from halteres.agent.call import Reply, call
-from halteres.agent.caller import Caller
+from halteres.agent.tool import Caller
 from halteres.config.settings import Settings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.caller import Caller
 from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
 from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
 from halteres.agent.table import BY_NAME
+from halteres.agent.tool import Caller
 from halteres.agent.trial.folder import all_folders, new_folder
 from halteres.runs import lock
 from halteres.runs.directory import runs_home

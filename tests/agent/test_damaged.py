@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.dashboard.listing import listed
+from halteres.dashboard.runs import list_of_runs
 from halteres.runs.directory import RunDirectory, active_runs, known_runs
 
 from .run_scenes import RUN, make_run, replied, told
@@ -60,6 +60,6 @@ def test_the_command_and_the_page_tell_it_too(damaged: RunDirectory) -> None:
     shown = CliRunner().invoke(app, ["runs", "list"])
     assert shown.exit_code == 0, shown.output
     assert f"{RUN}  unreadable" in shown.output
-    rows = {row["run_id"]: row for row in listed()["runs"]}
+    rows = {row["run_id"]: row for row in list_of_runs()["runs"]}
     assert (rows[RUN]["status"], rows[OTHER]["status"]) == ("unreadable", "completed")
     assert rows[RUN].keys() == rows[OTHER].keys()

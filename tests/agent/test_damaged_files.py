@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.dashboard.listing import listed
-from halteres.dashboard.stream import stamps
+from halteres.dashboard.events import stamps
+from halteres.dashboard.runs import list_of_runs
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, add_alert, change, make_run, replied, told
@@ -84,7 +84,7 @@ async def test_a_damaged_file_leaves_every_list_and_every_look_an_answer(
     DAMAGE[kind](run.path / name)
     async with asyncio.timeout(WITHIN_S):
         runs = {row["run_id"]: row for row in (await told("rl_list_runs"))["runs"]}
-        page = {row["run_id"]: row for row in (await asyncio.to_thread(listed))["runs"]}
+        page = {row["run_id"]: row for row in (await asyncio.to_thread(list_of_runs))["runs"]}
         assert set(runs) == set(page) == set(await asyncio.to_thread(stamps)) == {RUN, OTHER}
         assert (runs[OTHER]["status"], page[OTHER]["status"]) == ("completed", "completed")
         if name == "run.json":
@@ -104,7 +104,7 @@ async def test_a_run_of_impossible_facts_is_listed_beside_the_others(
 ) -> None:
     change(run, **changes)
     assert {row["run_id"] for row in (await told("rl_list_runs"))["runs"]} == {RUN, OTHER}
-    assert {row["run_id"] for row in listed()["runs"]} == {RUN, OTHER}
+    assert {row["run_id"] for row in list_of_runs()["runs"]} == {RUN, OTHER}
 
 
 async def test_a_run_that_no_code_foresaw_is_listed_with_its_error(
@@ -117,7 +117,7 @@ async def test_a_run_that_no_code_foresaw_is_listed_with_its_error(
             raise ZeroDivisionError("a new kind of damage")
         return 1.0
 
-    monkeypatch.setattr("halteres.agent.watching.listing.last_reward", broken)
+    monkeypatch.setattr("halteres.agent.watching.status.last_reward", broken)
     rows = {row["run_id"]: row for row in (await told("rl_list_runs"))["runs"]}
     assert "a new kind of damage" in rows[RUN]["error"]
     assert rows[OTHER]["reward"] == 1.0

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.drafting.drafts import Draft, NoEnvironment, Selection, choose, editing, load_draft, save_draft
+from halteres.agent.tool import Caller
 from halteres.config import program
 from halteres.config.environ import for_child
 from halteres.config.problem import UnknownField

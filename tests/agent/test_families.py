@@ -16,14 +16,13 @@ from mcp import Client
 from mcp_types import TextResourceContents
 from typer.testing import CliRunner
 
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.faces.mcp.server import build
 from halteres.agent.starting import start_training as starting
+from halteres.agent.tool import Caller
+from halteres.agent.transports.mcp.server import build
 from halteres.cli.main import app
 from halteres.config.files import resolve_settings
-from halteres.dashboard.listing import listed
-from halteres.dashboard.view import view_of
+from halteres.dashboard.runs import list_of_runs, view_of
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.measurement import examination
 from halteres.runs.starting import start
@@ -212,7 +211,7 @@ async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colo
     assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == ("Wordle-v0", "riddle:Wordle-v0")
     assert not [path for path in run.path.rglob("*") if ":" in path.name]
     assert (await told("rl_list_runs"))["runs"][0]["environment"] == "riddle:Wordle-v0"
-    assert [row["environment"] for row in listed()["runs"]] == ["riddle:Wordle-v0"]
+    assert [row["environment"] for row in list_of_runs()["runs"]] == ["riddle:Wordle-v0"]
     assert view_of(run)["environment"] == "riddle:Wordle-v0"
     again = resolve_settings(None, run.path / "config.yaml", []).settings
     assert again.trainer == run.settings().trainer, "our default that was set over the family's is not lost on the way"
@@ -252,7 +251,7 @@ async def test_the_routes_of_the_seeds_take_the_colon(game: Path) -> None:
 
 
 async def test_the_source_of_a_variant_is_the_familys_file(game: Path) -> None:
-    async with Client(build(lambda _: Caller(draft="mine", face="mcp"), 0.01)) as client:
+    async with Client(build(lambda _: Caller(draft="mine"), 0.01)) as client:
         for name in ("riddle", "riddle:Wordle-v0"):
             (content,) = (await client.read_resource(f"rl://envs/{name}/source")).contents
             assert isinstance(content, TextResourceContents)

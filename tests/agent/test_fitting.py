@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose
 from halteres.agent.fitting import LONGEST, fitted
+from halteres.agent.tool import Caller
 
 
 def length(body: Any) -> int:

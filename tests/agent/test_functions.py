@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 import halteres.agent
 from halteres.agent import Tools
-from halteres.agent.faces import cli, hermes, openai, requirements
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Tool
+from halteres.agent.transports import command_line as cli
+from halteres.agent.transports import functions, hermes, openai
 
-from .faces import home_of, standing_in
+from .transports import home_of, standing_in
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_a_function_has_its_tools_signature_and_description(tool: Tool) -> None:
+def test_a_function_has_its_tools_signature_and_description(tool: Tool[...]) -> None:
     """The table leads: whoever changes a tool's arguments changes the function with them."""
     function = getattr(halteres.agent, tool.name)
     ours = inspect.signature(function).parameters
@@ -90,7 +91,7 @@ DEEP = "[" * DEPTH + "]" * DEPTH
 
 
 async def test_arguments_nested_without_end_are_an_error_answer() -> None:
-    """On every face within a process; of those over a wire `test_http` and `test_mcp_process` have the answers."""
+    """On every transport within a process; of those over a wire `test_http` and `test_mcp_process` have the answers."""
     nested: list[Any] = []
     for _ in range(DEPTH):
         nested = [nested]
@@ -141,7 +142,7 @@ def test_no_key_is_missing_unless_a_policy_asks_for_one(home: Path, monkeypatch:
 
 def test_an_older_python_is_missing_in_the_seeds_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert halteres.agent.check_rl_python_version() is True
-    monkeypatch.setattr(requirements.sys, "version_info", (3, 10, 4))
+    monkeypatch.setattr(functions.sys, "version_info", (3, 10, 4))
     assert halteres.agent.check_rl_python_version() is False
     assert halteres.agent.get_missing_keys() == ["Python >= 3.11 (current: 3.10)"]
     assert halteres.agent.check_rl_api_keys() is False
@@ -161,11 +162,11 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
     assert loaded_by("import halteres.agent", "pydantic", "yaml", "msgspec", "mcp", *HEAVY) == []
 
 
-def test_no_face_loads_torch_or_anything_else_that_is_slow() -> None:
-    """Every module below agent/faces, and the table with all its tools."""
+def test_no_transport_loads_torch_or_anything_else_that_is_slow() -> None:
+    """Every module below agent/transports, and the table with all its tools."""
     everything = (
-        "import halteres.agent.faces, importlib, pkgutil\n"
-        "for found in pkgutil.walk_packages(halteres.agent.faces.__path__, 'halteres.agent.faces.'):\n"
+        "import halteres.agent.transports, importlib, pkgutil\n"
+        "for found in pkgutil.walk_packages(halteres.agent.transports.__path__, 'halteres.agent.transports.'):\n"
         "    importlib.import_module(found.name)"
     )
     assert loaded_by(everything, *HEAVY) == []

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from halteres.agent import checks
+from halteres.agent import health as checks
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
-from halteres.agent.checks import machine_checks
+from halteres.agent.health import machine_checks
+from halteres.agent.tool import Caller
 from halteres.cli.main import app
 from halteres.config import environ
 from halteres.errors import InvalidConfig

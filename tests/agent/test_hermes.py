@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import halteres
-from halteres.agent.faces import hermes
 from halteres.agent.table import BY_NAME, TOOLS
+from halteres.agent.transports import hermes
 
-from .faces import home_of, standing_in
+from .transports import home_of, standing_in
 
 
 @pytest.fixture(autouse=True)

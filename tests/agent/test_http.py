@@ -1,4 +1,4 @@
-"""The HTTP face: who is let in, how requests are read, how a call ends."""
+"""The HTTP transport: who is let in, how requests are read, how a call ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import httpx
 import pytest
 
 from halteres.agent.call import Reply
-from halteres.agent.caller import OPEN_CALLS
-from halteres.agent.faces.http import calls, routes
-from halteres.agent.faces.token import is_token, token
 from halteres.agent.table import TOOLS
+from halteres.agent.tool import OPEN_CALLS
+from halteres.agent.transports import http_routes
+from halteres.agent.transports.access import is_token, token
 from halteres.agent.trial import testing
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Request
-from halteres.agent.watching import stopping
+from halteres.agent.watching.waiting import WITHIN_S
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig, NotReady
@@ -78,7 +78,7 @@ class Waiting:
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     found = Waiting()
-    monkeypatch.setattr(calls, "call", found)
+    monkeypatch.setattr(http_routes, "call", found)
     return found
 
 
@@ -91,7 +91,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, 
         calls_seen.append((name, dict(arguments or {}), caller.draft))
         return Reply(body={"environments": [], "next": "rl_list_runs()"})
 
-    monkeypatch.setattr(calls, "call", call)
+    monkeypatch.setattr(http_routes, "call", call)
     yield calls_seen
 
 
@@ -426,12 +426,12 @@ async def test_a_locked_field_is_told_with_the_value_that_holds(home: Path) -> N
 
 async def test_drafts_of_two_sessions_do_not_meet() -> None:
     async with control.client() as http:
-        chosen = await http.post("/environments/arithmetic/select", headers={calls.SESSION: "one"})
+        chosen = await http.post("/environments/arithmetic/select", headers={http_routes.SESSION: "one"})
         assert chosen.json()["draft"] == "one"
-        assert (await http.get("/config", headers={calls.SESSION: "one"})).json()["environment"] == "arithmetic"
-        for headers in ({calls.SESSION: "two"}, {}):
+        assert (await http.get("/config", headers={http_routes.SESSION: "one"})).json()["environment"] == "arithmetic"
+        for headers in ({http_routes.SESSION: "two"}, {}):
             assert (await http.get("/config", headers=headers)).json()["code"] == "no_environment"
-        strange = await http.post("/api/tools/rl_get_current_config", headers={calls.SESSION: "../one"})
+        strange = await http.post("/api/tools/rl_get_current_config", headers={http_routes.SESSION: "../one"})
     assert (strange.status_code, strange.json()["code"]) == (400, "invalid_arguments")
 
 
@@ -470,8 +470,8 @@ async def test_a_server_that_ends_answers_those_who_wait(waiting: Waiting) -> No
 async def test_the_seeds_client_is_answered_before_it_gives_up(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert max(routes.TEST_WAIT_S, stopping.WITHIN_S) < routes.LIMIT_S < 30
-    monkeypatch.setattr(routes, "LIMIT_S", 0.01)
+    assert max(http_routes.TEST_WAIT_S, WITHIN_S) < http_routes.LIMIT_S < 30
+    monkeypatch.setattr(http_routes, "LIMIT_S", 0.01)
     async with control.client() as http, asyncio.timeout(10):
         answer = await http.get("/runs/aaaa1111")
     assert (answer.status_code, answer.json()["code"]) == (200, "not_ready")
@@ -515,16 +515,12 @@ def test_the_token_is_made_once_for_its_owner_alone(home: Path) -> None:
     assert not is_token(made[0][:-1])
 
 
-def test_the_token_file_is_read_once_until_it_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, read, reads = token(), Path.read_text, []
-    monkeypatch.setattr(Path, "read_text", lambda file: reads.append(file) or read(file))
-    assert all(is_token(first) for _ in range(3))
-    assert not reads
+def test_a_token_file_that_is_replaced_holds_at_once(home: Path) -> None:
+    first = token()
     (home / "next").write_text("another-token-0123456789\n")
     (home / "next").replace(home / "token")
     assert is_token("another-token-0123456789")
     assert not is_token(first)
-    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])

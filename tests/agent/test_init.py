@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from halteres.agent.faces.cli import tools_app
 from halteres.agent.skills import WORKSPACE, example_environment
+from halteres.agent.transports.command_line import tools_app
 from halteres.cli import main as program
 from halteres.config.discovery import discover
 

@@ -15,14 +15,14 @@ import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 
-from halteres.agent.hosts.changes import BACKUP, Change
-from halteres.agent.hosts.install import MARKER
+from halteres.agent.agent_clients.installation import MARKER
+from halteres.agent.agent_clients.settings_file import BACKUP, Change
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
 from halteres.errors import Conflict
 
-from .faces import body
 from .hosting import CODEX, HERMES, HOSTS, Land, Written, land
+from .transports import body
 
 SCRIPT = str(Path(sysconfig.get_path("scripts"), "halteres"))
 SKILLS = [skill.name for skill in skills()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.watching.look import cleaned, matching
+from halteres.agent.watching.logs import clean_line, line_filter
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told
@@ -84,8 +84,8 @@ async def test_what_looks_like_a_pattern_is_a_text(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("evil", ["(a+)+$", "((a+))+$", ".*.*.*.*=", "(a*)*b", "(?:a{1,9}){1,9}c"])
 def test_no_text_searches_for_ever(evil: str) -> None:
-    assert not matching(evil)("a" * 2000 + "!")
-    assert matching(evil)(f"what {evil} is")
+    assert not line_filter(evil)("a" * 2000 + "!")
+    assert line_filter(evil)(f"what {evil} is")
 
 
 async def test_what_is_looked_for_is_short(run: RunDirectory) -> None:
@@ -122,7 +122,7 @@ async def test_any_bytes_are_told_as_text(run: RunDirectory) -> None:
     ],
 )
 def test_a_line_has_no_colours_no_controls_and_of_a_progress_bar_the_last_state(line: str, left: str) -> None:
-    assert cleaned(line) == left
+    assert clean_line(line) == left
 
 
 @pytest.mark.parametrize("role", ["../run", "../../x", "/etc/passwd", "nobody", "trainer.log", "*", "."])

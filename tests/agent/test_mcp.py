@@ -18,19 +18,17 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolRequestParams, ImageContent, TextContent
 
-from halteres.agent.caller import Caller
-from halteres.agent.faces.mcp import resources
-from halteres.agent.faces.mcp.http import Endpoint
-from halteres.agent.faces.mcp.prompts import INSTRUCTIONS, PROMPTS
-from halteres.agent.faces.mcp.server import build, reporting
 from halteres.agent.table import BY_NAME, TOOLS
-from halteres.agent.tool import Result
+from halteres.agent.tool import Caller, Result
+from halteres.agent.transports.mcp import content
+from halteres.agent.transports.mcp.content import INSTRUCTIONS, PROMPTS
+from halteres.agent.transports.mcp.server import Endpoint, build, report_progress
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, write_state
 
-from .faces import BEFORE, MODES, TODAY, body, home_of, http_client, standing_in
 from .run_scenes import make_run, supervised
+from .transports import BEFORE, MODES, TODAY, body, home_of, http_client, standing_in
 
 PNG = b"\x89PNG\r\n\x1a\n and so on: nobody here looks inside"
 
@@ -54,7 +52,7 @@ def answered(name: str, **fields: Any) -> Result:
 @asynccontextmanager
 async def connected(revision: str) -> AsyncIterator[Client]:
     """A client of a server in this process."""
-    server = build(lambda _: Caller(draft="mine", face="mcp"), 0.01)
+    server = build(lambda _: Caller(draft="mine"), 0.01)
     async with Client(server, mode=MODES[revision]) as client:
         assert client.protocol_version == revision
         yield client
@@ -198,7 +196,7 @@ class Line:
 
 
 def call_of(line: Line) -> AbstractAsyncContextManager[None]:
-    return reporting(cast(Any, line), CallToolRequestParams(name="rl_check_status", arguments={}), 0.001)
+    return report_progress(cast(Any, line), CallToolRequestParams(name="rl_check_status", arguments={}), 0.001)
 
 
 async def test_a_progress_that_cannot_be_told_spoils_no_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -369,7 +367,7 @@ async def test_a_defect_is_told_as_one_with_an_id_that_the_log_has(
     """In a tool that the resource asks, and in reading it ourselves."""
     async with connected(revision) as client:
         standing_in(monkeypatch, "rl_list_runs", broken)
-        monkeypatch.setattr(resources, "merge_by_step", broken)
+        monkeypatch.setattr(content, "merge_by_step", broken)
         with pytest.raises(MCPError) as raised:
             await client.read_resource(uri)
     assert raised.value.code == INTERNAL_ERROR

@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from halteres.cli import main as program
 from halteres.loopback import HOST
 
-from .faces import MAIN, MODES, TODAY, body, home_of, http_client, standing_in, started
+from .transports import MAIN, MODES, TODAY, body, home_of, http_client, standing_in, started
 
 pytestmark = pytest.mark.runs
 

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from halteres.agent.call import call
-from halteres.agent.caller import Caller
-from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME, TOOLS
+from halteres.agent.tool import Caller
+from halteres.agent.watching.next_steps import next_call
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
 from halteres.config.policies import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal
@@ -24,8 +24,8 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
 from halteres.runs.starting.resume import resume_point
 
-from .faces import home_of
 from .run_scenes import RUN, make_run, supervised
+from .transports import home_of
 
 _CALLS = re.compile(r"""rl_\w+\((?:[^()"']|"(?:[^"\\]|\\.)*")*\)""")
 _JSON_NAMES = {"true": True, "false": False, "null": None}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halteres.agent.watching.look import ANSWER_WITHIN_S, LENGTH
-from halteres.dashboard.view import view_of
+from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
 
 from .diagnosing import WHY, TrajectoryServer, quiet_for, trajectory_server

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.faces import openai
-from halteres.agent.faces.mcp.server import described
 from halteres.agent.table import BY_NAME, TOOLS
+from halteres.agent.transports import openai
+from halteres.agent.transports.mcp.server import tool_definition
 from halteres.cli.main import app
 
-from .faces import home_of, standing_in
+from .transports import home_of, standing_in
 
 
 @pytest.fixture(autouse=True)
@@ -76,4 +76,4 @@ def test_the_program_prints_the_table() -> None:
 
     assert printed().split() == [tool.name for tool in TOOLS]
     assert json.loads(printed("--format", "openai")) == openai.definitions()
-    assert json.loads(printed("--format", "mcp")) == {"tools": [described(tool) for tool in TOOLS]}
+    assert json.loads(printed("--format", "mcp")) == {"tools": [tool_definition(tool) for tool in TOOLS]}

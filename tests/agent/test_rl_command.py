@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from halteres.agent.call import Reply
-from halteres.agent.faces import cli
-from halteres.agent.faces.commands import as_commands, command_name
 from halteres.agent.table import TOOLS
+from halteres.agent.transports import command_line as cli
+from halteres.agent.transports.command_line import as_commands, command_name
 from halteres.cli import follow
 from halteres.runs.directory import RunDirectory
 
@@ -33,7 +33,6 @@ class Table:
     async def __call__(self, name: str, arguments: Mapping[str, Any] | None, caller: Any) -> Reply:
         self.asked.append((name, dict(arguments or {})))
         self.drafts.append(caller.draft)
-        assert caller.face == "cli"
         return self.reply
 
 
@@ -130,7 +129,7 @@ def test_the_help_of_a_command_tells_what_its_arguments_mean() -> None:
         ("check-status --wait-s 3601", "wait_s"),
     ],
 )
-def test_a_wrong_value_is_answered_as_on_every_face(words: str, field: str) -> None:
+def test_a_wrong_value_is_answered_as_on_every_transport(words: str, field: str) -> None:
     ended = rl(*words.split(), "--json")
     assert ended.exit_code == 1
     answer = json.loads(ended.stdout)

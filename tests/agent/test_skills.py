@@ -19,11 +19,11 @@ import halteres
 from halteres.agent import Tools
 from halteres.agent.skills import WORKSPACE, example_environment, skill_folders, skills
 from halteres.agent.table import BY_NAME
-from halteres.agent.watching.stopping import Until
+from halteres.agent.watching.waiting import Until
 from halteres.runs.diagnosis.rules import RULES
 
 from .calls_in_texts import calls_in, check_call, read_call
-from .faces import home_of
+from .transports import home_of
 
 SOURCE = Path(halteres.__file__).parent
 AGENTS = WORKSPACE / "AGENTS.md"

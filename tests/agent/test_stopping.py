@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
-from halteres.agent.watching import stopping
+from halteres.agent.watching import waiting
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run
@@ -67,12 +67,12 @@ async def test_after_step_asks_for_less_and_now_asks_for_more(
     going_on: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in trainer does not read the request: its step never ends by itself."""
-    monkeypatch.setattr(stopping, "WITHIN_S", 0.2)
+    monkeypatch.setattr(waiting, "WITHIN_S", 0.2)
     answer = await told("rl_stop_training", run_id=going_on.run_id, mode="after_step")
     assert json.loads((going_on.path / "control" / "stop.json").read_bytes())["mode"] == "after_step"
     assert answer["status"] == "stopping"
     wait(going_on, lambda state: state.status == "stopping")
-    monkeypatch.setattr(stopping, "WITHIN_S", 24)
+    monkeypatch.setattr(waiting, "WITHIN_S", 24)
     assert (await told("rl_stop_training", run_id=going_on.run_id))["status"] == "stopped"
 
 
@@ -90,7 +90,7 @@ async def test_an_ended_run_answers_with_its_state_and_is_left_alone(status: str
 async def test_a_run_that_takes_its_time_answers_stopping_with_the_call_that_sees_it_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stopping, "WITHIN_S", 0.2)
+    monkeypatch.setattr(waiting, "WITHIN_S", 0.2)
     with supervised(make_run(steps=3), supervisor=None) as run:
         answer = await told("rl_stop_training", run_id=RUN)
         assert json.loads((run.path / "control" / "stop.json").read_bytes())["mode"] == "now"

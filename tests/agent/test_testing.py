@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import choose, load_draft
+from halteres.agent.tool import Caller
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test
 from halteres.agent.trial.report import Ended
@@ -537,7 +537,7 @@ async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, ho
 HOST = """
 import asyncio
 from halteres.agent.call import call
-from halteres.agent.caller import (Caller)
+from halteres.agent.tool import (Caller)
 async def main():
     arguments = {"models": ["good/one"], "num_steps": 2, "group_size": 4, "wait_s": 0}
     reply = await call("rl_test_inference", arguments, Caller())

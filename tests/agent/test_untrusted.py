@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.faces import cli
-from halteres.agent.faces.mcp.prompts import INSTRUCTIONS
+from halteres.agent.transports import command_line
+from halteres.agent.transports.mcp.content import INSTRUCTIONS
 from halteres.agent.untrusted import RULE, marked
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
@@ -19,10 +19,10 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.supervisor import conclude
 
 from . import control
-from .faces import FACES, home_of
 from .run_scenes import RUN, change, make_run
 from .scenes_results import add_group, completion
 from .testing_scenes import write_environment
+from .transports import TRANSPORTS, home_of
 
 pytestmark = pytest.mark.runs
 
@@ -62,9 +62,9 @@ def outside(text: str) -> list[str]:
     return [text[:at][-80:] for at in places if text.rfind("<untrusted ", 0, at) <= text.rfind("</untrusted", 0, at)]
 
 
-@pytest.mark.parametrize("name", FACES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 async def test_an_order_in_a_log_a_sample_or_an_error_arrives_as_data(name: str, run: RunDirectory) -> None:
-    async with FACES[name]() as call:
+    async with TRANSPORTS[name]() as call:
         for tool, arguments, times in CALLS:
             text = json.dumps(await call(tool, dict(arguments)))
             assert text.count("Ignore all previous") == times, (tool, text)
@@ -80,7 +80,7 @@ async def test_what_a_scorer_and_a_docstring_say_arrives_as_data(run: RunDirecto
         ("rl_select_environment", {"name": str(file)}, 0),
         ("rl_start_training", {"dry_run": True, "environment": "rude"}, 1),
     )
-    async with FACES["python"]() as call:
+    async with TRANSPORTS["python"]() as call:
         for tool, arguments, times in calls:
             text = json.dumps(await call(tool, dict(arguments)))
             assert text.count("Ignore all previous") >= times, (tool, text)
@@ -101,14 +101,14 @@ def test_a_field_with_words_of_others_is_marked(body: dict[str, Any]) -> None:
 
 
 async def test_an_answer_without_words_of_others_has_no_mark(run: RunDirectory) -> None:
-    async with FACES["python"]() as call:
+    async with TRANSPORTS["python"]() as call:
         for tool, arguments in (("rl_check_status", {"run_id": "nope"}), ("rl_health_check", {})):
             assert "<untrusted" not in json.dumps(await call(tool, arguments))
 
 
 async def test_people_read_it_without_the_mark(run: RunDirectory) -> None:
     words = ["get-logs", RUN, "--role", "env"]
-    shown = (await asyncio.to_thread(CliRunner().invoke, cli.tools_app(), words)).stdout
+    shown = (await asyncio.to_thread(CliRunner().invoke, command_line.tools_app(), words)).stdout
     assert (ORDER in shown, "<untrusted" in shown) == (True, False)
     async with control.client() as http:
         page = (await http.get(f"/api/runs/{RUN}/logs?role=env")).json()
@@ -133,7 +133,7 @@ def test_no_word_of_others_commands_a_terminal(run: RunDirectory) -> None:
     change(run, error=f"env raised E: {ESCAPES}", note=ESCAPES, environment=ESCAPES)
     run.log("env").write_text(f"{ESCAPES}\n")
     shown = [CliRunner().invoke(app, ["runs", *words]).output for words in (["list"], ["status", RUN], ["logs", RUN])]
-    shown.append(CliRunner().invoke(cli.tools_app(), ["get-logs", RUN, "--role", "env"]).stdout)
+    shown.append(CliRunner().invoke(command_line.tools_app(), ["get-logs", RUN, "--role", "env"]).stdout)
     conclude(run, run.state())
     shown.append((run.path / "STATUS.md").read_text())
     for text in shown:

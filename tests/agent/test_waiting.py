@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
-from halteres.agent.watching import status, stopping
-from halteres.agent.watching.stopping import Until, Watch, wait_for
+from halteres.agent.watching import status, waiting
+from halteres.agent.watching.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.next_step import Remedy
-from halteres.observe.metrics import append_row
 from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
@@ -42,7 +41,7 @@ LONG_S = 50.0
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    monkeypatch.setattr(stopping, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.05)
 
 
 @pytest.fixture
@@ -262,20 +261,6 @@ async def test_a_row_that_is_still_being_written_is_waited_for(running: RunDirec
         stream.write('iner"}\n')
     watch.look()
     assert watch.saw(Until("step", 4))
-
-
-async def test_files_that_have_not_changed_are_not_read(running: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(running)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("read without need")
-
-    monkeypatch.setattr(stopping.Tail, "fresh", refuse)
-    monkeypatch.setattr(RunDirectory, "state", refuse)
-    watch.look()
-    append_row(running.path / "events.jsonl", {"type": "alert"})
-    with pytest.raises(AssertionError, match="read without need"):
-        watch.look()
 
 
 async def test_a_real_run_wakes_its_watcher_at_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from halteres.agent.checks import machine_checks
+from halteres.agent.health import machine_checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.adapter import newest_policy

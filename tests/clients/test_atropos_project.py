@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.faces.functions import Tools
+from halteres.agent.transports.functions import Tools
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, list_runs
 

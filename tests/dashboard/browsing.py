@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from halteres.agent.faces.http.server import ControlServer
-from halteres.dashboard.access import link
+from halteres.agent.transports.access import link
+from halteres.agent.transports.http_server import ControlServer
 from halteres.loopback import open_listener, url_of
 
 ARGUMENTS = (
@@ -119,6 +119,6 @@ def visiting(running: Browser, url: str, **options: Any) -> Iterator[Visit]:
 
 
 def _note(visit: Visit, said: Any) -> None:
-    """A refused door is told by every browser; nothing else may be."""
+    """A page that is refused is told by every browser; nothing else may be."""
     if said.type in ("error", "warning") and "401 (Unauthorized)" not in said.text:
         visit.complaints.append(f"{said.type}: {said.text}")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from agent import control
 
-from halteres.dashboard.access import page_key
+from halteres.agent.transports.access import page_key
 
 HOST = "127.0.0.1:8080"
 

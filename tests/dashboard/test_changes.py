@@ -14,14 +14,13 @@ import pytest
 from agent import control, run_scenes
 from agent.run_scenes import RUN
 
-from halteres.dashboard import stream
-from halteres.dashboard import stream as module
-from halteres.dashboard.stream import Changes, stamps
+from halteres.dashboard import events, routes
+from halteres.dashboard.events import changes, stamps
 
 
 @pytest.fixture(autouse=True)
 def quick(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(events, "LOOK_EVERY_S", 0.02)
 
 
 @asynccontextmanager
@@ -75,7 +74,7 @@ async def test_a_run_whose_supervisor_dies_has_changed_though_nobody_wrote_it() 
 
 
 async def test_where_nothing_happens_a_word_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
     async with control.serving() as (_, url), listening(url) as lines:
         async with asyncio.timeout(5):
             assert await anext(lines) == ": alive"
@@ -88,38 +87,6 @@ async def test_the_stream_ends_with_the_server_and_does_not_hold_it_up() -> None
             assert [line async for line in lines] in ([], [": alive", ""])
 
 
-async def test_nobody_looks_at_the_runs_unless_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def look() -> dict[str, module.Stamp]:
-        loop.call_soon_threadsafe(looked.set)
-        return {}
-
-    monkeypatch.setattr(module, "stamps", look)
-    changes = Changes(asyncio.Event())
-    async with changes.listening(), changes.listening():
-        async with asyncio.timeout(5):
-            await looked.wait()
-        assert len(_lookers()) == 1
-    async with asyncio.timeout(5):
-        await asyncio.gather(*_lookers(), return_exceptions=True)
-    assert not _lookers()
-
-
-def _lookers() -> list[asyncio.Task[object]]:
-    return [task for task in asyncio.all_tasks() if task.get_name() == "changes of runs"]
-
-
-async def test_who_listens_slowly_is_told_every_run_once() -> None:
-    changes = Changes(asyncio.Event())
-    async with changes.listening() as listener:
-        listener.tell({"a", "b"})
-        listener.tell({"b", "c"})
-        assert await listener.changed(1) == {"a", "b", "c"}
-        assert await listener.changed(0.01) == set()
-
-
 async def test_a_look_that_fails_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{}, OSError("disk"), {"a": (1,)}])
 
@@ -129,13 +96,15 @@ async def test_a_look_that_fails_is_no_end(monkeypatch: pytest.MonkeyPatch) -> N
             raise answer
         return answer
 
-    monkeypatch.setattr(module, "stamps", look)
-    async with Changes(asyncio.Event()).listening() as listener:
-        assert await listener.changed(5) == {"a"}
+    monkeypatch.setattr(events, "stamps", look)
+    async with asyncio.timeout(5):
+        stream = changes(asyncio.Event())
+        assert await anext(stream) == "retry: 1000\n\n"
+        assert await anext(stream) == 'event: change\ndata: {"runs": ["a"]}\n\n'
 
 
 async def test_more_pages_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LISTENERS", 1)
+    monkeypatch.setattr(routes, "MOST_STREAMS", 1)
     async with control.serving() as (_, url):
         async with listening(url), httpx.AsyncClient(headers=control.bearer(), trust_env=False) as http:
             answer = await http.get(f"{url}/api/events")

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from agent import control
 
-from halteres.agent.faces.token import token
-from halteres.dashboard import access
+from halteres.agent.transports import access
+from halteres.agent.transports.access import token
 from halteres.errors import Conflict
 
 pytestmark = pytest.mark.runs

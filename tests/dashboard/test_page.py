@@ -13,7 +13,7 @@ from agent import diagnosing, run_scenes, scenes_results
 from agent.run_scenes import RUN
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
-from halteres.dashboard.access import link
+from halteres.agent.transports.access import link
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import stop_run
 from halteres.runs.starting.start import start_run

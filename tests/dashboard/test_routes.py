@@ -11,8 +11,7 @@ import pytest
 from agent import run_scenes, scenes_results
 from agent.run_scenes import RUN, told
 
-from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, Curves
-from halteres.dashboard.listing import POINTS, WHOLE_BYTES, Spark, spark_of
+from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, POINTS, Curves, Spark, spark_of
 from halteres.observe.metrics import append_row
 
 from .conftest import HOST, Client
@@ -53,12 +52,11 @@ async def test_no_runs_is_an_empty_list(page: Client) -> None:
     assert (await got(page, "/api/runs"))["runs"] == []
 
 
-def test_a_glimpse_of_a_long_run_costs_few_reads_and_looks_like_the_whole(tmp_path: Path) -> None:
+def test_a_glimpse_of_a_long_run_looks_like_the_whole(tmp_path: Path) -> None:
     metrics, steps = tmp_path / "metrics.jsonl", 4000
     rows = [{"step": step, "src": "trainer", "reward/mean": step / steps} for step in range(1, steps + 1)]
     rows.insert(3000, {"step": 2999, "src": "eval", "eval/percent_correct": 0.75})
     metrics.write_text("".join(json.dumps({**row, "padding": "x" * 200}) + "\n" for row in rows))
-    assert metrics.stat().st_size > WHOLE_BYTES
     spark = spark_of(metrics)
     assert (len(spark.rewards), spark.rewards[-1], spark.reward, spark.evaluation) == (POINTS, 1.0, 1.0, 0.75)
     assert list(spark.rewards) == sorted(spark.rewards)
@@ -101,7 +99,7 @@ async def test_curves_come_as_columns_of_equal_length(page: Client) -> None:
 def test_a_long_run_is_told_in_means_of_equal_stretches(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(f'{{"step": {step}, "a": {step}, "t": 1}}\n' for step in range(1, 2001)))
-    answer = Curves(metrics).told(["a"])
+    answer = Curves(metrics).columns(["a"])
     assert (answer["each"], len(answer["columns"]["step"])) == (4, MOST_POINTS)
     assert answer["columns"]["step"][:2] == [4, 8]
     assert answer["columns"]["a"][:2] == [2.5, 6.5]
@@ -111,14 +109,14 @@ def test_a_long_run_is_told_in_means_of_equal_stretches(tmp_path: Path) -> None:
 def test_curves_are_read_on_as_they_grow_and_the_last_word_on_a_step_holds(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     curves = Curves(metrics)
-    assert curves.told(["a"])["columns"] == {"step": []}
+    assert curves.columns(["a"])["columns"] == {"step": []}
     for step, value in ((1, 1.0), (3, 3.0)):
         append_row(metrics, {"step": step, "a": value})
-    assert curves.told(["a"])["columns"] == {"step": [1, 3], "a": [1.0, 3.0]}
+    assert curves.columns(["a"])["columns"] == {"step": [1, 3], "a": [1.0, 3.0]}
     for step, value in ((2, 2.0), (3, 4.0), (4, 5.0)):
         append_row(metrics, {"step": step, "a": value})
     append_row(metrics, {"step": 4, "b": 1})
-    assert curves.told(["a", "b"])["columns"] == {
+    assert curves.columns(["a", "b"])["columns"] == {
         "step": [1, 2, 3, 4],
         "a": [1.0, 2.0, 4.0, 5.0],
         "b": [None, None, None, 1.0],
@@ -132,13 +130,13 @@ def test_what_is_no_figure_is_no_point(tmp_path: Path) -> None:
     lines += [f'{{"step": {step}, "a": 1}}' for step in ("-1", "1.5", "true", "null", "1" + "0" * 400)]
     lines += ['{"step": 100, "a": 7}']
     metrics.write_text("\n".join(lines) + "\n")
-    assert Curves(metrics).told(["a"])["columns"] == {"step": [100], "a": [7.0]}
+    assert Curves(metrics).columns(["a"])["columns"] == {"step": [100], "a": [7.0]}
 
 
 def test_an_environment_that_invents_names_does_not_fill_the_memory(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     append_row(metrics, {"step": 1, **{f"name{number}": 1.0 for number in range(MOST_NAMES + 100)}})
-    assert len(Curves(metrics).told([])["names"]) == MOST_NAMES
+    assert len(Curves(metrics).columns([])["names"]) == MOST_NAMES
 
 
 async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:

@@ -60,7 +60,7 @@ ROOMS = {
 }
 TORCH = ("engine.torch", "rewards.torch")
 ANYTHING = ("agent", "runs", "cli", "dashboard", "rl_api_server")
-NOT = {"runs": ("agent", "dashboard", "cli"), "agent": ("cli", "dashboard"), "agent.faces": ("cli",)}
+NOT = {"runs": ("agent", "dashboard", "cli"), "agent": ("cli", "dashboard"), "agent.transports": ("cli",)}
 """What rooms that may import anything may not: the innermost line that fits a module holds."""
 FOUNDATION = {
     "types": (),
@@ -219,7 +219,7 @@ def test_the_rule_sees_what_it_forbids() -> None:
     assert [name for name, _ in at_module_level(tree)] == ["torch.nn", "halteres.service.app"]
     assert forbidden("runs.reading.roster") == ("agent", "dashboard", "cli")
     assert within("dashboard.routes", forbidden("agent.call"))
-    assert not within("dashboard.routes", forbidden("agent.faces.http.app"))
+    assert not within("dashboard.routes", forbidden("agent.transports.http.app"))
     assert forbidden("cli.main") == forbidden("agents") == ()
     assert not within("service.app", allowed("training.loop") or ())
     assert within("engine.link.connect", allowed("service.app") or ())

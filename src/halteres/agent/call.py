@@ -1,4 +1,4 @@
-"""One call of a tool, whatever face it came through.
+"""One call of a tool, whatever transport it came through.
 
 Owns: checking arguments, running the tool, turning whatever happens into an answer; that no answer holds NaN or a
 secret, and that every one says what to do next.
@@ -20,54 +20,34 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from halteres.agent.caller import Caller
 from halteres.agent.cleanup import clean_up
 from halteres.agent.fitting import LONGEST, clipped, echoed, fitted
-from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME
-from halteres.agent.tool import Result, Tool
+from halteres.agent.tool import Caller, Result, Tool
 from halteres.agent.untrusted import marked
+from halteres.agent.watching.next_steps import next_call
 from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
 from halteres.redaction import Redactor
 
 _log = logging.getLogger(__name__)
+
+MAX_DEPTH: Final = 32
+
+LONGEST_ECHO = 120
+"""Characters of a refused value that are repeated in the answer."""
+
+MOST_PROBLEMS = 8
 
 
 class Defect(ServerError):
     """Something nobody foresaw; `boundary` makes it of whatever was raised."""
 
 
-def recorded(what: str, cause: BaseException) -> ServerError:
-    """The error to tell; its cause is in the log."""
+def record_defect(what: str, cause: BaseException) -> ServerError:
+    """The error to answer with for a defect; its cause goes to the log."""
     number = secrets.token_hex(4)
     _log.error("%s (%s)", what, number, exc_info=cause)
     return ServerError(what, f"This is a defect of ours; the log has it as {number}.", "Report it.")
-
-
-MAX_DEPTH: Final = 32
-
-
-def check_depth(arguments: Any) -> None:
-    """Raise UserError where values are nested deeper than MAX_DEPTH."""
-    layer = [arguments]
-    for _ in range(MAX_DEPTH):
-        # Each value once: a few that hold each other twice would be as many as 2**MAX_DEPTH.
-        layer = list({id(item): item for outer in layer for item in _items(outer)}.values())
-    if layer:
-        raise UserError("The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels.")
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
-
-
-LONGEST_ECHO = 120
-"""Characters of a refused value that are told back."""
-
-MOST_PROBLEMS = 8
-"""So many are told; whoever has more mends those first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,51 +56,45 @@ class Reply:
 
     body: dict[str, Any]  # JSON, for people; `error` and `code` where it failed
     failed: bool = False
-    status: int = 200  # for faces that speak HTTP
+    status: int = 200  # for transports that speak HTTP
     images: tuple[Path, ...] = ()  # PNG files
 
     @property
     def for_agents(self) -> dict[str, Any]:
-        """The body with the texts of others marked as data: what every face but those for people hands on."""
+        """The body with the texts of others marked as data: for every reader but people."""
         return marked(self.body)
 
 
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
     """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an exception."""
     try:
-        with boundary(Defect, f"{name}"):
-            found = _tool(name)
+        with boundary(Defect, name):
+            if name not in BY_NAME:
+                raise unknown(UserError, "tool", name, BY_NAME)
+            found = BY_NAME[name]
             checked = _checked(found, arguments or {})
-            result = await _run(found, caller, checked)
+            # A tool that waits runs on the loop, the others in a thread: they read files and ask environments.
+            if inspect.iscoroutinefunction(found.function):
+                result: Result = await found.function(caller, **checked)
+            else:
+                result = await caller.in_thread(name, partial(found.function, caller, **checked))
             if not found.hints.read_only:  # something new was begun
                 await asyncio.to_thread(clean_up)
-            return _told(result)
+            body = result.model_dump(mode="json", exclude_unset=True)
+            body["next"] = body.pop("next")  # the last key
+            return Reply(body=_sealed(body, result.longest), images=result.images)
     except HalteresError as error:
         return _refused(name, error, arguments or {})
 
 
-def _told(result: Result) -> Reply:
-    body = result.model_dump(mode="json", exclude_unset=True)
-    last = body.pop("next")
-    return Reply(body=_sealed({**body, "next": last}, result.longest), images=result.images)
+def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that were given, validated. A text that is empty counts as not given (some clients fill them in).
 
-
-async def _run(found: Tool, caller: Caller, arguments: Mapping[str, Any]) -> Result:
-    """A tool that waits runs on the loop, the others in a thread: they read files and ask environments."""
-    if inspect.iscoroutinefunction(found.function):
-        return await found.function(caller, **arguments)
-    return await caller.in_thread(found.name, partial(found.function, caller, **arguments))
-
-
-def _tool(name: str) -> Tool:
-    if name not in BY_NAME:
-        raise unknown(UserError, "tool", name, BY_NAME)
-    return BY_NAME[name]
-
-
-def _checked(found: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given, validated. A text that is empty counts as not given (some hosts fill them in)."""
-    check_depth(arguments)
+    Raises:
+        UserError: the tool does not take them.
+    """
+    if _is_deeper(arguments, MAX_DEPTH):
+        raise UserError("The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels.")
     given = {name: value for name, value in arguments.items() if value != "" or name == "value"}
     try:
         model = found.arguments.model_validate(given)
@@ -129,13 +103,27 @@ def _checked(found: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(model, name) for name in model.model_fields_set}
 
 
-def _invalid(found: Tool, error: ValidationError) -> UserError:
+def _is_deeper(value: Any, levels: int) -> bool:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else None
+    return items is not None and (levels == 0 or any(_is_deeper(item, levels - 1) for item in items))
+
+
+def _invalid(found: Tool[...], error: ValidationError) -> UserError:
     known = list(found.arguments.model_fields)
-    problems = [_problem(detail, known) for detail in error.errors(include_url=False)]
+    problems: list[dict[str, Any]] = []
+    for detail in error.errors(include_url=False):
+        rule = detail["msg"].replace("Input should be", "must be")
+        if detail["type"] == "extra_forbidden":
+            rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
+        field, got = ".".join(str(part) for part in detail["loc"]), detail["input"]
+        is_plain = got is None or isinstance(got, bool | int | float | str)
+        problems.append(
+            {"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got if is_plain else clipped(repr(got), 1000)}
+        )
     sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS])
-    sentences += f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+    more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
     return UserError(
-        f"{found.name} cannot be called so: {sentences}.",
+        f"{found.name} cannot be called so: {sentences}{more}.",
         "",
         f"{found.name} takes: {', '.join(known) or 'no arguments'}",
         problems=problems,
@@ -144,43 +132,19 @@ def _invalid(found: Tool, error: ValidationError) -> UserError:
     )
 
 
-def _problem(detail: Any, known: list[str]) -> dict[str, Any]:
-    field = clipped(".".join(str(part) for part in detail["loc"]), LONGEST_ECHO)
-    rule = detail["msg"].replace("Input should be", "must be")
-    if detail["type"] == "extra_forbidden":
-        rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
-    return {"field": field, "rule": rule, "got": _short(detail["input"])}
-
-
-def _short(value: Any) -> Any:
-    """What was given, as it is where it is small: whoever sends a megabyte does not want it back."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}..."
-
-
 def _refused(name: str, error: HalteresError, arguments: Mapping[str, Any]) -> Reply:
     if isinstance(error, Defect):
-        error = recorded(error.what, error.__cause__ or error)
-    body = _with_few_problems(as_answer(error))
+        error = record_defect(error.what, error.__cause__ or error)
+    body = as_answer(error)
+    if problems := body.get("problems"):
+        shown = problems[:MOST_PROBLEMS]
+        body["problems"] = [{**problem, "got": echoed(problem.get("got"), LONGEST_ECHO)} for problem in shown]
+        if len(problems) > MOST_PROBLEMS:
+            body["num_problems"] = len(problems)
     takes = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
-    body["next"] = next_call(name, error, _draft(arguments), takes)
+    draft = arguments.get("draft")
+    body["next"] = next_call(name, error, draft if isinstance(draft, str) else None, takes)
     return Reply(body=_sealed(body), failed=True, status=error.status)
-
-
-def _with_few_problems(body: dict[str, Any]) -> dict[str, Any]:
-    """The first problems, and how many there are where that is not all."""
-    problems = body.get("problems") or []
-    few = [{**problem, "got": echoed(problem.get("got"), LONGEST_ECHO)} for problem in problems[:MOST_PROBLEMS]]
-    count = {"num_problems": len(problems)} if len(problems) > MOST_PROBLEMS else {}
-    return {**body, "problems": few, **count} if problems else body
-
-
-def _draft(arguments: Any) -> str | None:
-    """The draft that a call names; it may be one that no tool can be called with."""
-    named = arguments.get("draft") if isinstance(arguments, Mapping) else None
-    return named if isinstance(named, str) else None
 
 
 def _sealed(body: dict[str, Any], longest: int = LONGEST) -> dict[str, Any]:

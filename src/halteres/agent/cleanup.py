@@ -1,7 +1,6 @@
-"""What is kept how long in HALTERES_HOME, besides runs.
+"""What is kept how long in HALTERES_HOME, besides runs; it is held whenever something new is begun.
 
-Owns: the bounds below; they are held whenever something new is begun.
-Never: removes a run, a model, a test under way, or anything that somebody gave a name; fails anybody.
+Runs, models, tests under way and whatever somebody gave a name always stay.
 
     tests/             the newest TESTS of tests, and of evaluations, and those under way
     drafts/mcp-*       of stdio servers, which make one each: so long after the last edit
@@ -31,37 +30,36 @@ from halteres.runs.state import read_state
 
 DAY_S = 24 * 3600.0
 TESTS, PICTURES = 50, 50
-DRAFT_S, UNBORN_S = 30 * DAY_S, DAY_S
 
-DRAFTS_OF_SERVERS, GOING = "mcp-*", ".gone-"
-"""Handles that `faces/mcp/stdio` makes; the beginning of a test's name while it is removed."""
+REMOVING = ".gone-"
+"""How the name of a test begins while it is removed."""
 
 
 def clean_up() -> None:
     """Remove what is beyond the bounds. Safe to do at any time, by several at once."""
-    for what in (_tests, _drafts, _looks, _pictures, _unborn):
+    for remove in (_old_tests, _old_drafts, _status_files, _old_pictures, _unfinished_starts):
         with contextlib.suppress(OSError):  # removed by somebody else, or not ours to remove
-            what()
+            remove()
 
 
-def _tests() -> None:
-    old = [folder for kind in get_args(Kind) for folder in _oldest(tests_home().glob(f"{kind}-*"), beyond=TESTS)]
-    for folder in old:
-        if not lock.held(TestFolder(folder).lock):
-            folder.rename(folder.with_name(GOING + folder.name))  # no reader sees half of it
-    for folder in tests_home().glob(f"{GOING}*"):
+def _old_tests() -> None:
+    for kind in get_args(Kind):
+        for folder in _oldest(tests_home().glob(f"{kind}-*"), beyond=TESTS):
+            if not lock.held(TestFolder(folder).lock):
+                folder.rename(folder.with_name(REMOVING + folder.name))  # no reader sees half of it
+    for folder in tests_home().glob(f"{REMOVING}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _drafts() -> None:
-    for file in drafts_home().glob(f"{DRAFTS_OF_SERVERS}.json"):
-        if _age_s(file) > DRAFT_S:
+def _old_drafts() -> None:
+    for file in drafts_home().glob("mcp-*.json"):
+        if _age_s(file) > 30 * DAY_S:
             with contextlib.suppress(Conflict), lock.taken(lock_of(file)):
                 file.unlink(missing_ok=True)
                 lock_of(file).unlink(missing_ok=True)
 
 
-def _looks() -> None:
+def _status_files() -> None:
     for file in looks_home().glob("*.json"):
         try:
             ended = read_state(runs_home() / file.stem / "run.json").terminal
@@ -71,19 +69,19 @@ def _looks() -> None:
             file.unlink(missing_ok=True)
 
 
-def _pictures() -> None:
+def _old_pictures() -> None:
     for file in _oldest((environ.home() / "cache").glob("*.png"), beyond=PICTURES):
         file.unlink(missing_ok=True)
 
 
-def _unborn() -> None:
+def _unfinished_starts() -> None:
     for folder in runs_home().glob(".new-*"):
-        if _age_s(folder) > UNBORN_S and not lock.held(folder / "lock"):
+        if _age_s(folder) > DAY_S and not lock.held(folder / "lock"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _oldest(paths: Iterable[Path], beyond: int) -> list[Path]:
-    """Those that are not among the newest so many."""
+    """All but the newest `beyond`."""
     return sorted(paths, key=_age_s)[beyond:]
 
 

@@ -1,24 +1,106 @@
-"""The tool that looks at the machine: rl_health_check."""
+"""Is this machine ready: the findings that `halteres doctor` prints, and their summary, rl_health_check."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.caller import Caller
-from halteres.agent.checks import machine_checks
 from halteres.agent.fitting import clipped
 from halteres.agent.known_models import KnownModel, known_models, proposed
-from halteres.agent.tool import READS, Result, tool
+from halteres.agent.tool import READS, Caller, Result, tool
+from halteres.config import environ
 from halteres.config.policies import load_policy
 from halteres.errors import HalteresError
+from halteres.models import TINY, builtin_path
 from halteres.next_step import worded
 from halteres.runs.directory import active_runs
 from halteres.runs.starting import machine
-from halteres.runs.starting.preflight import Check
+from halteres.runs.starting.preflight import Check, attempt
+from halteres.runs.supervision.roles import WELL_KNOWN
+
+MIN_FREE_BYTES = 1 << 30
+PACKAGES = ("torch", "transformers", "tinker")
 
 MOST_MODELS, MOST_RUNS, MOST_PROBLEMS, PROBLEM_LENGTH = 6, 8, 3, 160
-"""An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` tell all."""
+"""An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` show all."""
+
+
+def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
+    """Every finding, in the order in which a new user meets them; `found`: this machine, if it is known already."""
+    found = found or machine.look()
+    version = sys.version.split()[0]
+    yield Check(name="python", ok=sys.version_info >= (3, 11), found=version, remedy="3.11 or newer is needed.")
+    for name in PACKAGES:
+        try:
+            yield Check(name=name, found=importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name=name, ok=False, found="not installed", remedy="Install it: make install.")
+    folder = builtin_path(TINY)
+    is_whole = folder is not None and (folder / "model.safetensors").is_file()
+    yield Check(name="built-in model", ok=is_whole, found=str(folder), remedy="Reinstall: its files are missing.")
+    yield _home()
+    check, policy = attempt("policy", load_policy)
+    if policy is None:
+        why = check.failure.sentence if check.failure else ""
+        yield Check(name="policy", ok=False, found=why, remedy=f"Mend {environ.home() / 'policy.yaml'}.")
+    else:
+        yield Check(name="policy", found=policy.name)
+    for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True):
+        busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
+        yield Check(name=f"port {port}", found="free" if _is_free(port) else busy)
+    yield Check(name="machine", found=_described(found))
+    model = proposed(known_models(there=found))
+    yield Check(
+        name="memory",
+        ok=model.fits != "no",
+        found=f"{model.name} needs {model.need_gb} GB, {model.free_gb} GB are free",
+        remedy="End what else uses the memory.",
+    )
+
+
+def _home() -> Check:
+    home = environ.home()
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    return Check(
+        name="HALTERES_HOME",
+        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
+        found=f"{home}, {free / 1e9:.0f} GB free",
+        remedy="Make room, or export HALTERES_HOME=a writable folder.",
+    )
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _described(found: machine.Machine) -> str:
+    free, total = found.memory.free, found.memory.total
+    memory = f"{found.cores} cores, {_gb(free)} of {_gb(total)} GB memory free, "
+    if found.unused_gpu is not None:
+        gpu = f"{found.unused_gpu.name} is not used: its path is not verified yet (HALTERES_DEVICE=cuda uses it)"
+    elif found.gpu is None:
+        gpu = "no GPU: the engine runs on the CPU"
+    else:
+        gpu = f"{found.gpu.name} with {_gb(found.gpu.memory.free)} GB free"
+    return memory + gpu
+
+
+def _gb(count: int | None) -> str:
+    return "?" if count is None else f"{count / 1e9:.1f}"
 
 
 class Health(Result):
@@ -36,54 +118,44 @@ class Health(Result):
 @tool(title="Check the machine", hints=READS)
 def rl_health_check(caller: Caller) -> Health:
     """Look at this machine: is Halteres ready, which base models fit, what runs, which policy holds."""
-    there = machine.look()
-    problems = [_problem(check) for check in machine_checks(there) if not check.ok]
+    found = machine.look()
+    problems = [
+        clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
+        for check in machine_checks(found)
+        if not check.ok
+    ]
     active = [run.run_id for run in active_runs()]
-    told = Health(
+    try:
+        policy = load_policy().name
+    except HalteresError:
+        policy = "unreadable"  # it is among the problems
+    if problems:
+        following = "mend the problems, then rl_health_check()"
+    else:
+        following = worded("rl_check_status", active[0]) if active else "rl_list_environments()"
+    gpu = found.gpu and {"name": found.gpu.name, "free_gb": machine.gb(found.gpu.memory.free)}
+    return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
         machine={
-            "cores": there.cores,
-            "memory_gb": machine.gb(there.memory.total),
-            "free_gb": machine.gb(there.memory.free),
-            "gpu": _gpu(there.gpu),
+            "cores": found.cores,
+            "memory_gb": machine.gb(found.memory.total),
+            "free_gb": machine.gb(found.memory.free),
+            "gpu": gpu,
         },
-        models=_brief(known_models(there=there)),
+        models=_brief(known_models(there=found)),
         active_runs=active[:MOST_RUNS],
-        policy=_policy(),
-        next=_next(active, problems),
+        policy=policy,
+        **({"problems": problems[:MOST_PROBLEMS]} if problems else {}),
+        next=following,
     )
-    if problems:
-        told.problems = problems[:MOST_PROBLEMS]
-    return told
 
 
 def _brief(models: tuple[KnownModel, ...]) -> list[dict[str, Any]]:
     """Those that are here, the proposed one first; then the largest well-known one that would fit."""
     first = proposed(models)
-    here = [first, *(model for model in models if model.present and model is not first)]
-    told: list[dict[str, Any]] = [{"name": model.name, "fits": model.fits} for model in here[:MOST_MODELS]]
-    told[0]["proposed"] = True
+    present = [first, *(model for model in models if model.present and model is not first)]
+    rows: list[dict[str, Any]] = [{"name": model.name, "fits": model.fits} for model in present[:MOST_MODELS]]
+    rows[0]["proposed"] = True
     absent = [model for model in models if not model.present and model.fits == "yes"]
-    return told + [{"name": model.name, "fits": model.fits, "present": False} for model in absent[-1:]]
-
-
-def _gpu(gpu: machine.Gpu | None) -> dict[str, Any] | None:
-    return None if gpu is None else {"name": gpu.name, "free_gb": machine.gb(gpu.memory.free)}
-
-
-def _policy() -> str:
-    try:
-        return load_policy().name
-    except HalteresError:
-        return "unreadable"  # told among the problems
-
-
-def _problem(check: Check) -> str:
-    return clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
-
-
-def _next(active: list[str], problems: list[str]) -> str:
-    if problems:
-        return "mend the problems, then rl_health_check()"
-    return worded("rl_check_status", active[0]) if active else "rl_list_environments()"
+    return rows + [{"name": model.name, "fits": model.fits, "present": False} for model in absent[-1:]]

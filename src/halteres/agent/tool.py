@@ -1,9 +1,6 @@
-"""What a tool is.
+"""What a tool is: one typed function, its caller, its answer, and the arguments that several tools share.
 
-Owns: the nouns `Tool`, `Hints`, `Result`, `Image`; the argument model and the schemas, read off a function's signature.
-Never: runs a tool (`call`), knows a face.
-
-A tool is one typed function; every face is derived from its signature:
+Every transport derives what it needs from the function's signature:
 
     @tool(title="Stop a run", hints=Hints(destructive=True, idempotent=True))
     def rl_stop_training(caller: Caller, run_id: RunId = None, mode: Literal["now", "after_step"] = "now") -> Stopped:
@@ -12,16 +9,28 @@ A tool is one typed function; every face is derived from its signature:
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, get_type_hints
+from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, create_model
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError
 
 from halteres.agent.fitting import LONGEST
+from halteres.config import environ
+from halteres.errors import NotReady, UserError
+from halteres.next_step import NextStep
+from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Unset:
@@ -36,7 +45,7 @@ UNSET: Final = Unset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What a host may conclude before it calls (MCP's tool annotations); all four are always told."""
+    """What a client may conclude before it calls (MCP's tool annotations); all four are always sent."""
 
     read_only: bool = False
     idempotent: bool = False
@@ -44,16 +53,11 @@ class Hints:
     open_world: bool = False
 
 
-LONGEST_TEXT = 500
-"""Characters of a text among the arguments."""
-
-LONGEST_PROMPT = 32_000
-
 READS = Hints(read_only=True, idempotent=True)
 
 
 class Result(BaseModel):
-    """A tool's answer. Only fields that were given are told; more than the declared ones may be.
+    """A tool's answer. Only fields that were given are sent; there may be more than the declared ones.
 
     `next` is one line: the call, or the calls, that make sense now.
     """
@@ -66,7 +70,7 @@ class Result(BaseModel):
     _images: tuple[Path, ...] = PrivateAttr(default=())
 
     def showing(self, *images: Path) -> Any:
-        """The same answer with PNG files to look at; faces that cannot show one give its path."""
+        """The same answer with PNG files to look at; transports that cannot show one give its path."""
         self._images = images
         return self
 
@@ -77,27 +81,84 @@ class Result(BaseModel):
 
 
 class Arguments(BaseModel):
-    """Base of every tool's argument model: types are strict, unknown names are refused, and so is a text that is longer
-    than any name or path."""
+    """Base of every tool's argument model: types are strict, and unknown names and long texts are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=LONGEST_TEXT)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=500)
 
 
 class LongArguments(Arguments):
-    """Base of those of a tool that is given prompts: its other texts say themselves how long they may be."""
+    """Base for a tool that takes prompts; each of its other texts has a limit of its own."""
 
-    model_config = ConfigDict(str_max_length=LONGEST_PROMPT)
+    model_config = ConfigDict(str_max_length=32_000)
+
+
+OPEN_CALLS: Final = 2
+"""Calls of one tool that run at once for all callers without the token together."""
+
+
+class Busy(NotReady):
+    """More calls at once than a caller may hold; nothing was begun."""
+
+    code = "busy"
+
+
+class TokenNeeded(UserError):
+    """More than a caller without the token may ask for."""
+
+    code, status = "unauthorized", 401
+
+    @classmethod
+    def of(cls, what: str, why: str, **details: Any) -> TokenNeeded:
+        """The error with the words that all such refusals share, and how to send the token."""
+        how = "Send the token, which is in HALTERES_HOME/token: RL_API_URL=http://halteres:TOKEN@localhost:8080"
+        return cls(what, f"{why}, and every user of this machine can ask here.", how, **details)
+
+
+class OpenThreads:
+    """The threads of callers without the token: their waiting calls hold up neither the server nor other tools."""
+
+    def __init__(self) -> None:
+        self._places = defaultdict[str, threading.Semaphore](lambda: threading.Semaphore(OPEN_CALLS))
+        self._pool = ThreadPoolExecutor(64, "open call")  # threads are made at need; the bound is `OPEN_CALLS`
+
+    async def run(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Run the function in a thread. Raises Busy where as many calls of this tool run already."""
+        places = self._places[tool]
+        if not places.acquire(blocking=False):
+            raise Busy(
+                f"{OPEN_CALLS} calls of {tool} run already for callers without the token.",
+                "More are not begun.",
+                "call it again in some seconds; with the token, which is in HALTERES_HOME/token, it runs at once",
+            )
+        work = self._pool.submit(function, *arguments)
+        # The place is free when the thread is done, not when its call is given up.
+        work.add_done_callback(lambda _: places.release())
+        return await asyncio.wrap_future(work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls a tool."""
+
+    draft: str = "default"  # handle of the draft it works on, unless the call names one
+    open_threads: OpenThreads | None = None  # of a caller without the token
+
+    async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what reads files or asks an environment, off the event loop."""
+        if self.open_threads is None:
+            return await asyncio.to_thread(function, *arguments)
+        return await self.open_threads.run(tool, function, *arguments)
 
 
 class _Schema(GenerateJsonSchema):
-    """A default that JSON has no word for (UNSET) is simply not told."""
+    """Leaves out a default that JSON has no word for (UNSET)."""
 
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """One tool, as every face sees it."""
+class Tool(Generic[P]):
+    """One tool, as every transport sees it."""
 
     name: str
     title: str
@@ -105,13 +166,14 @@ class Tool:
     hints: Hints
     arguments: type[Arguments]
     result: type[Result]
-    function: Callable[..., Any]  # (caller, **arguments) -> Result, or an awaitable of one where it waits
+    function: Callable[Concatenate[Caller, P], Any]  # answers a Result, or an awaitable of one where it waits
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments. Null stands for "not given" and is not told: it doubles the length."""
+        """JSON Schema of the arguments."""
         schema = self.arguments.model_json_schema(schema_generator=_Schema)
         fields = {name: _brief(field) for name, field in schema.get("properties", {}).items()}
-        return {"type": "object", "properties": fields, "required": schema.get("required", [])} | _CLOSED
+        required = schema.get("required", [])
+        return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
 
     def output_schema(self) -> dict[str, Any]:
         """JSON Schema of a success: the keys that are always there. An error is exempt from it."""
@@ -123,11 +185,8 @@ class Tool:
         return {"type": "object", "properties": fields, **kept, "additionalProperties": True}
 
 
-_CLOSED = {"additionalProperties": False}
-
-
 def _brief(field: dict[str, Any]) -> dict[str, Any]:
-    """A field's schema without its title, and without the null that an argument left out stands for."""
+    """A field's schema without its title, and without null where it stands for "not given": that doubles the length."""
     kept = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
     options = [option for option in kept.get("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1 and "default" in field:
@@ -136,10 +195,12 @@ def _brief(field: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def tool(*, title: str, hints: Hints, arguments: type[Arguments] = Arguments) -> Callable[[Callable[..., Any]], Tool]:
+def tool(
+    *, title: str, hints: Hints, arguments: type[Arguments] = Arguments
+) -> Callable[[Callable[Concatenate[Caller, P], Any]], Tool[P]]:
     """Make a tool of a function whose first parameter is the caller; its argument model is derived from `arguments`."""
 
-    def make(function: Callable[..., Any]) -> Tool:
+    def make(function: Callable[Concatenate[Caller, P], Any]) -> Tool[P]:
         types = get_type_hints(function, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())[1:]
         fields: dict[str, Any] = {
@@ -160,3 +221,60 @@ def tool(*, title: str, hints: Hints, arguments: type[Arguments] = Arguments) ->
         )
 
     return make
+
+
+def _check_lengths(names: list[str] | None) -> list[str] | None:
+    if any(len(name) > 100 for name in names or ()):
+        raise PydanticCustomError("name_too_long", "a name has {most} characters at most", {"most": 100})
+    return names
+
+
+ShortNames = AfterValidator(_check_lengths)
+
+RunId = Annotated[
+    str | None, Field(description="run id (a unique beginning will do) or name; default: the only active run")
+]
+RunIds = Annotated[
+    list[str] | None, ShortNames, Field(min_length=1, max_length=8, description="several runs, instead of run_id")
+]
+Draft = Annotated[str | None, Field(description="handle of a draft, from an earlier answer; default: your own")]
+Changes = Annotated[
+    dict[str, Any] | None,
+    Field(description='settings to change, all or none: {"total_steps": 60, "learning_rate": 0.001, "stop_when": 0.9}'),
+]
+WaitSeconds = Annotated[
+    float,
+    Field(ge=0, le=3600, description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds"),
+    # The agent's client would break off a longer call.
+    AfterValidator(lambda wait_s: min(wait_s, environ.longest_wait_s())),
+]
+
+
+def chosen_run(run_id: str | None) -> RunDirectory:
+    """The run of this id (or unique beginning of one, or name); without one, the only active run.
+
+    Raises:
+        RunNotFound: no such run, or none is active; `did_you_mean`, `active_runs`.
+        RunAmbiguous: several fit, or several are active; `active_runs`.
+    """
+    if run_id:
+        return find_run(run_id)
+    runs = known_runs()
+    active = [run for run in runs if not run.ended]
+    if len(active) == 1:
+        return RunDirectory(active[0].path)
+    shown = [f"{run.run_id} ({run.facts.environment}, {run.facts.status})" for run in (active or runs)[:8]]
+    listed = ", ".join(shown) + (", ..." if len(active or runs) > 8 else "")
+    if active:
+        raise RunAmbiguous(
+            f"{len(active)} runs are active: {listed}.",
+            "Say which one by run_id.",
+            active_runs=[run.run_id for run in active],
+        )
+    raise RunNotFound(
+        "No run is active, and no run_id was given.",
+        f"The newest are {listed}." if runs else "There are no runs yet.",
+        "" if runs else NextStep("rl_list_environments"),
+        did_you_mean=runs[0].run_id if runs else None,
+        active_runs=[],
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from halteres.agent.hosts.changes import Plan
+    from halteres.agent.agent_clients.installation import Plan
 
 Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
 
@@ -27,7 +27,7 @@ _VERBS: Mapping[str, tuple[str, str]] = {  # of a step: what was done, what woul
 def rl(context: typer.Context) -> None:
     """Call the agent's tools: find, configure, test, start, watch, judge (`halteres rl --help` lists them)."""
     from halteres import process
-    from halteres.agent.faces.cli import tools_app
+    from halteres.agent.transports.command_line import tools_app
 
     process.block_torch()
     tools_app()(args=context.args, prog_name="halteres rl")
@@ -45,13 +45,13 @@ def tools(
     if format == "names":
         typer.echo("\n".join(tool.name for tool in TOOLS))
     elif format == "openai":
-        from halteres.agent.faces.openai import definitions
+        from halteres.agent.transports.openai import definitions
 
         typer.echo(json.dumps(definitions(), ensure_ascii=False, indent=2))
     else:
-        from halteres.agent.faces.mcp.server import described
+        from halteres.agent.transports.mcp.server import tool_definition
 
-        typer.echo(json.dumps({"tools": [described(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2))
+        typer.echo(json.dumps({"tools": [tool_definition(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2))
 
 
 def mcp(
@@ -61,20 +61,16 @@ def mcp(
     ] = 8765,
 ) -> None:
     """Serve the rl_* tools over MCP (`halteres install-agent` sets a host up to start this)."""
-    from halteres.agent.faces import mcp as face
+    from halteres.agent.transports.mcp import require
 
-    face.require()
-    from halteres.agent.faces.mcp import server
+    require()
+    from halteres.agent.transports.mcp import server
 
     server.begin()
     if http:
-        from halteres.agent.faces.mcp.http import serve as serve_http
-
-        serve_http(port)
+        server.serve_http(port)
     else:
-        from halteres.agent.faces.mcp.stdio import serve as serve_stdio
-
-        serve_stdio()
+        server.serve_stdio()
 
 
 def install_agent(
@@ -89,27 +85,29 @@ def install_agent(
     ] = False,
 ) -> None:
     """Give an agent host the rl_* tools and the skills; what is there already stays, and no key is written."""
-    from halteres.agent.faces import mcp as face
-    from halteres.agent.hosts.hosts import HERMES_PLUGIN, HOSTS
-    from halteres.agent.hosts.install import Installation
+    from halteres.agent.agent_clients.clients import CLIENTS, HERMES_PLUGIN
+    from halteres.agent.agent_clients.installation import Installation
+    from halteres.agent.transports.mcp import require
     from halteres.errors import UserError
 
     if plugin and client != "hermes":
-        raise UserError("--plugin is for Hermes.", f"{HOSTS[client].title} takes the tools over MCP.", "Leave it out.")
-    host = HERMES_PLUGIN if plugin else HOSTS[client]
+        why = f"{CLIENTS[client].title} takes the tools over MCP."
+        raise UserError("--plugin is for Hermes.", why, "Leave it out.")
+    host = HERMES_PLUGIN if plugin else CLIENTS[client]
     installation = Installation(host, Path.cwd() if project else None)
     if remove:
         _carry_out(host.title, installation.removing(), show=show)
         return
     if not plugin:
-        face.require()  # what the host would only find out when it starts the server
+        require()  # what the host would only find out when it starts the server
     plan = installation.adding()
     is_pasted = show or host.place(installation.project).settings is None
     if is_pasted:
         typer.echo(installation.shown().rstrip("\n"))
     _carry_out(host.title, plan, show=show, to_stderr=is_pasted)
     if not show:
-        then = f'{host.then(installation.project)}\nThen ask: "Train a model on arithmetic with the rl tools. '
+        then = (host.then_in_project if project else "") or host.then
+        then = f'{then}\nThen ask: "Train a model on arithmetic with the rl tools. '
         typer.echo(f'Next: {then}What did it gain?"', err=is_pasted)
         if installation.project:
             note = "What was written names paths of this machine: elsewhere, run the same command again."

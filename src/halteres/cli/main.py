@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def doctor() -> None:
     """Check Python, packages, models, policy, ports, memory and disk; exit code 1 where something is missing."""
-    from halteres.agent.checks import machine_checks
+    from halteres.agent.health import machine_checks
 
     failed = 0
     for check in machine_checks():

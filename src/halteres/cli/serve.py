@@ -105,7 +105,7 @@ def control(
     ] = "open",
 ) -> None:
     """Serve the agent's tools over HTTP; the token is in HALTERES_HOME/token."""
-    become("halteres.agent.faces.http", "--port", str(port), "--auth", auth)
+    become("halteres.agent.transports.http_server", "--port", str(port), "--auth", auth)
 
 
 def become(module: str, *arguments: str) -> None:
@@ -119,7 +119,7 @@ def ui(
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")] = True,
 ) -> None:
     """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server runs already."""
-    from halteres.dashboard.access import check_ours, link, show
+    from halteres.agent.transports.access import check_ours, link, show
     from halteres.errors import Conflict
     from halteres.loopback import HOST, open_listener, url_of
 
@@ -133,7 +133,7 @@ def ui(
     if browser:
         show(address)
     if listening:  # served here and now: connections that were made meanwhile wait
-        from halteres.agent.faces.http.__main__ import main
+        from halteres.agent.transports.http_server import main
 
         sys.stdout.flush()
         sys.exit(main(["--listen-fd", str(listening.detach())]))

@@ -1,118 +1,80 @@
-"""Curves of a run, column by column, short enough to draw.
-
-Owns: reading metrics.jsonl on as it grows; what becomes of steps where there are more than a chart has room for.
-Never: decides which metrics are worth a chart.
-"""
+"""Curves of a run, short enough to draw: columns for its page, a sketch for the list of runs."""
 
 from __future__ import annotations
 
 import math
 import threading
-from array import array
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from halteres.observe.metrics import Tail
+import msgspec
+
+from halteres.observe.metrics import Row, Tail, decoded, read_lines
 from halteres.observe.plots import margins_of
+from halteres.runs.state import Kind
 
 MOST_POINTS = 500
 
 MOST_NAMES = 512
 """Metrics of one run; an environment may write what it likes."""
 
-KEPT = 6
-"""Runs whose curves are kept: those that pages show."""
-
-EVALUATION = "eval/"
-_BESIDE = ("step", "t", "src")
 _LARGEST = 2**53
 
 
-class Column:
-    """One metric: (step, value), ascending."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
-
-    def put(self, step: int, value: float) -> None:
-        """Add a value; where the step has one, the last word holds."""
-        if not self.steps or step > self.steps[-1]:
-            self.steps.append(step)
-            self.values.append(value)
-            return
-        at = bisect_left(self.steps, step)
-        if self.steps[at] == step:
-            self.values[at] = value
-        else:
-            self.steps.insert(at, step)
-            self.values.insert(at, value)
+Column = dict[int, float]
+"""One metric: step -> value. Where a step has several, the last one holds."""
 
 
 class Curves:
-    """The metrics of one run, as far as they were read."""
+    """The metrics of one run, as far as they were read; reading goes on as the file grows."""
 
     def __init__(self, metrics: Path) -> None:
         self._tail = Tail(metrics)
         self._columns: dict[str, Column] = {}
         self._lock = threading.Lock()
 
-    def told(self, names: Collection[str], most: int = MOST_POINTS) -> dict[str, Any]:
+    def columns(self, names: Collection[str], most: int = MOST_POINTS) -> dict[str, Any]:
         """{names: all there are, columns: {step, NAME ...}, each: steps per point, evaluations: {step, NAME ...,
         margins}}: equally long columns, null where a step has no value. `margins`: NAME -> 95 %, plus and minus.
         """
         with self._lock:
-            self._read_on()
-            trained = {
-                name: self._columns[name] for name in names if name in self._columns and not _is_evaluation(name)
-            }
-            each, columns = _thinned(trained, most)
+            for row in self._tail.fresh():
+                step = row.get("step")
+                if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < _LARGEST:
+                    for name, value in row.items():
+                        self._put(name, step, value)
+            evaluations = {name: column for name, column in self._columns.items() if name.startswith("eval/")}
+            others = [name for name in names if name in self._columns and name not in evaluations]
+            each, columns = _means({name: self._columns[name] for name in others}, most)
             return {
                 "names": sorted(self._columns),
                 "each": each,
                 "columns": columns,
-                "evaluations": _evaluations({k: v for k, v in self._columns.items() if _is_evaluation(k)}, most),
+                "evaluations": _newest(evaluations, most),
             }
 
-    def _read_on(self) -> None:
-        for row in self._tail.fresh():
-            step = row.get("step")
-            if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < _LARGEST:
-                for name, value in row.items():
-                    self._put(name, step, value)
-
     def _put(self, name: str, step: int, value: Any) -> None:
-        if name in _BESIDE or not _is_figure(value):
+        if name in ("step", "t", "src") or not isinstance(value, int | float) or isinstance(value, bool):
             return
-        if name not in self._columns and len(self._columns) >= MOST_NAMES:
-            return
-        self._columns.setdefault(name, Column()).put(step, float(value))
+        # JSON that Python reads may hold NaN, and integers that no float can hold.
+        is_figure = abs(value) < _LARGEST if isinstance(value, int) else math.isfinite(value)
+        if is_figure and (name in self._columns or len(self._columns) < MOST_NAMES):
+            self._columns.setdefault(name, {})[step] = float(value)
 
 
-def _is_evaluation(name: str) -> bool:
-    return name.startswith(EVALUATION)
-
-
-def _is_figure(value: Any) -> bool:
-    """JSON that Python reads may hold NaN, and integers that no float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < _LARGEST if isinstance(value, int) else math.isfinite(value)
-
-
-def _thinned(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, list[Any]]]:
+def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, list[Any]]]:
     """Steps per point, and the columns: of more steps than `most`, each point is the mean of as many, at their last."""
-    steps = sorted({step for column in columns.values() for step in column.steps})
+    steps = sorted({step for column in columns.values() for step in column})
     each = max(1, math.ceil(len(steps) / most))
     stretches = [steps[at : at + each] for at in range(0, len(steps), each)]
-    told: dict[str, list[Any]] = {"step": [stretch[-1] for stretch in stretches]}
+    means: dict[str, list[Any]] = {"step": [stretch[-1] for stretch in stretches]}
     for name, column in columns.items():
-        by_step = dict(zip(column.steps, column.values, strict=True))
-        told[name] = [_mean([by_step[step] for step in stretch if step in by_step]) for stretch in stretches]
-    return each, told
+        means[name] = [_mean([column[step] for step in stretch if step in column]) for stretch in stretches]
+    return each, means
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -120,36 +82,74 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(f"{values[0] if len(values) == 1 else fmean(values):.5g}") if values else None
 
 
-def _evaluations(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
-    """The newest of them: a mean of evaluations would be none, and its margin a wrong one."""
-    steps = sorted({step for column in columns.values() for step in column.steps})[-most:]
-    values = {name: dict(zip(column.steps, column.values, strict=True)) for name, column in columns.items()}
-    rows = [{name: found[step] for name, found in values.items() if step in found} for step in steps]
-    return {
-        "step": steps,
-        **{name: [row.get(name) for row in rows] for name in columns},
-        "margins": {name: _margins(rows, name) for name in columns if not name.endswith("_stderr")},
-    }
+def _newest(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
+    """The newest evaluations: a mean of some would be none, and its margin a wrong one."""
+    steps = sorted({step for column in columns.values() for step in column})[-most:]
+    rows: list[Row] = [{name: column[step] for name, column in columns.items() if step in column} for step in steps]
+    margins: dict[str, list[float | None]] = {}
+    for name in columns:
+        if not name.endswith("_stderr"):
+            known = iter(margins_of(rows, name))
+            margins[name] = [next(known) if name in row else None for row in rows]
+    return {"step": steps, **{name: [row.get(name) for row in rows] for name in columns}, "margins": margins}
 
 
-def _margins(rows: Sequence[Mapping[str, float]], name: str) -> list[float | None]:
-    """In the places of the values; None where there is no value."""
-    known = iter(margins_of([dict(row) for row in rows], name))
-    return [next(known) if name in row else None for row in rows]
+@lru_cache(maxsize=6)
+def curves_of(metrics: Path) -> Curves:
+    """Those of this file; the ones of the runs that pages showed last are kept."""
+    return Curves(metrics)
 
 
-class RecentCurves:
-    """The curves of the runs that were asked for last."""
+POINTS = 40
+"""Points of a curve that is a hundred pixels wide."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Path, Curves] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def curves(self, metrics: Path) -> Curves:
-        """Those of this file."""
-        with self._lock:
-            found = self._kept.setdefault(metrics, Curves(metrics))
-            self._kept.move_to_end(metrics)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return found
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """What a list shows of a run's figures."""
+
+    rewards: tuple[float, ...] = ()  # mean of the batch, reward units, evenly spread over the run; of a reward training
+    # the share of its pairs in the right order
+    reward: float | None = None  # the newest
+    evaluation: float | None = None  # the newest held-out share correct
+
+
+class _Row(msgspec.Struct, kw_only=True, gc=False):
+    reward: float | None = msgspec.field(name="reward/mean", default=None)
+    evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
+
+
+class _RewardTrainingRow(_Row, kw_only=True, gc=False):
+    reward: float | None = msgspec.field(name="accuracy", default=None)
+    evaluation: float | None = msgspec.field(name="eval_accuracy", default=None)
+
+
+_DECODERS: dict[Kind, msgspec.json.Decoder[_Row]] = {
+    "rl": msgspec.json.Decoder(_Row),
+    "reward": msgspec.json.Decoder(_RewardTrainingRow),
+}
+
+
+def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
+    """The curve as it is now; an empty one where there is no file. It is read again only once the file has grown."""
+    try:
+        found = metrics.stat()
+    except OSError:
+        return Spark()
+    return _read_spark(metrics, kind, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=2048)
+def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
+    rows = [row for line in read_lines(metrics) if (row := decoded(_DECODERS[kind], line)) is not None]
+    rewards = [row.reward for row in rows if row.reward is not None]
+    evaluations = [row.evaluation for row in rows if row.evaluation is not None]
+    if not rewards and not evaluations:
+        return Spark()
+    last = len(rewards) - 1
+    places = range(len(rewards)) if last < POINTS else (round(at * last / (POINTS - 1)) for at in range(POINTS))
+    return Spark(
+        tuple(rewards[place] for place in places),
+        rewards[-1] if rewards else None,
+        evaluations[-1] if evaluations else None,
+    )

@@ -15,11 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from halteres.agent.arguments import Changes, Draft
-from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.fitting import echoed, nonempty, shortened, significant
-from halteres.agent.tool import READS, UNSET, Hints, Result, tool
+from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting

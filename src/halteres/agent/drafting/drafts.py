@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.caller import Caller
 from halteres.agent.fitting import echoed
+from halteres.agent.tool import Caller
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,

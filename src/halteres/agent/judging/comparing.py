@@ -14,10 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import ShortNames, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.fitting import nonempty, size_of
-from halteres.agent.tool import READS, Result, tool
+from halteres.agent.tool import READS, Caller, Result, ShortNames, chosen_run, tool
 from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError

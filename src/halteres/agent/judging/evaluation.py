@@ -20,11 +20,9 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.arguments import Draft, RunId, WaitSeconds, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.drafting.drafts import described, load_draft
 from halteres.agent.fitting import nonempty
-from halteres.agent.tool import Hints, Result, tool
+from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded

@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId, ShortNames, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.fitting import clipped, nonempty, shortened
-from halteres.agent.tool import READS, Result, tool
+from halteres.agent.tool import READS, Caller, Result, RunId, ShortNames, chosen_run, tool
 from halteres.agent.watching.headline import (
     CORRECT,
     GREEDY,
@@ -23,7 +21,8 @@ from halteres.agent.watching.headline import (
     headline,
     rounded,
 )
-from halteres.agent.watching.look import Look, error_of, further, look_at, next_after, sink_facts, wandb_names
+from halteres.agent.watching.look import Look, error_of, look_at, sink_facts, wandb_names
+from halteres.agent.watching.next_steps import further, next_after
 from halteres.agent.watching.status import WHY_LENGTH
 from halteres.errors import HalteresError
 from halteres.next_step import worded

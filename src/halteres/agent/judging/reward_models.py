@@ -21,10 +21,8 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.arguments import WaitSeconds, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.fitting import nonempty
-from halteres.agent.tool import READS, Hints, LongArguments, Result, tool
+from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.watching.headline import rounded

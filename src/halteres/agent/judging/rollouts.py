@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import RunId, chosen_run
-from halteres.agent.caller import Caller
 from halteres.agent.fitting import nonempty, shortened, shortened_item, size_of
-from halteres.agent.tool import READS, Result, tool
+from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
 from halteres.agent.watching.headline import rounded
-from halteres.agent.watching.look import look_at, next_after
+from halteres.agent.watching.look import look_at
+from halteres.agent.watching.next_steps import next_after
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Remedy, worded
 from halteres.runs.directory import RunDirectory

@@ -15,11 +15,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from halteres.agent.arguments import Draft
-from halteres.agent.caller import Caller
 from halteres.agent.drafting import drafts
 from halteres.agent.fitting import nonempty, shortened
-from halteres.agent.tool import READS, LongArguments, Result, tool
+from halteres.agent.tool import READS, Caller, Draft, LongArguments, Result, tool
 from halteres.agent.trial.request import Request
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram

@@ -14,10 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.arguments import Draft, WaitSeconds
-from halteres.agent.caller import Caller, TokenNeeded
 from halteres.agent.drafting import drafts
-from halteres.agent.tool import Hints, LongArguments, Result, tool
+from halteres.agent.tool import Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
 from halteres.agent.trial.report import brief, report
 from halteres.agent.trial.request import Request, new_request

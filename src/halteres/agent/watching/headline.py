@@ -1,8 +1,4 @@
-"""Which metrics an answer tells, and how their figures are written.
-
-Owns: the headline metrics, the names a caller may use for a metric, rounding.
-Never: reads a run.
-"""
+"""Which metrics an answer shows, the names that a caller may use for one, and how figures are rounded."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ MOST_OWN = 4
 """Figures of an environment's own evaluation that belong to the headline."""
 
 MOST = 12
-"""Metrics that one answer tells."""
+"""Metrics of one answer."""
 
 ALIASES = {
     "reward_mean": REWARD,
@@ -56,37 +52,37 @@ ALIASES = {
 }
 """Names of other answers, and of the seeds."""
 
-_SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # a scorer of 0 and 1 tells the same twice
+_SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # of a scorer of 0 and 1 they are the same
 _BESIDE = ("eval/num_", "eval/policy_version")
 _LOWER = ("loss", "kl", "truncated", "failed", "without_signal", "time/", "staleness", "absdiff", "_stderr", "dropped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Metrics that were asked for."""
+    """Metrics that a call names."""
 
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what became of the others
 
 
-def choose(asked: Sequence[str], known: Iterable[str]) -> Choice:
-    """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, to be told as null, with a note."""
+def choose(names: Sequence[str], known: Iterable[str]) -> Choice:
+    """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, as null, with a note."""
     present = sorted(set(known))
-    names: list[str] = []
+    chosen: list[str] = []
     notes: list[str] = []
-    for name in (ALIASES.get(name, name) for name in asked):
+    for name in (ALIASES.get(name, name) for name in names):
         found = [other for other in present if fnmatchcase(other, name)]
         if not found:
             guess = nearest(name, present)
             notes.append(f"no metric '{name}' here" + (f"; there is '{guess}'" if guess else ""))
-        names += [other for other in found or [name] if other not in names]
-    if len(names) > MOST:
-        notes.append(f"{len(names) - MOST} more metrics fit; {MOST} at most are told")
-    return Choice(names=tuple(names[:MOST]), notes=tuple(notes))
+        chosen += [other for other in found or [name] if other not in chosen]
+    if len(chosen) > MOST:
+        notes.append(f"{len(chosen) - MOST} more metrics fit; {MOST} at most are told")
+    return Choice(names=tuple(chosen[:MOST]), notes=tuple(notes))
 
 
 def headline(figures: Mapping[str, Any]) -> list[str]:
-    """The metrics among these that an answer tells where none were asked for."""
+    """The metrics among these that an answer shows where none were asked for."""
     own = [name for name in figures if name.startswith("eval/") and name not in HEADLINE]
     own = [name for name in own if not name.startswith(_BESIDE) and not name.endswith("_stderr")]
     names = [name for name in HEADLINE if figures.get(name) is not None] + own[:MOST_OWN]
@@ -97,7 +93,7 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
 
 
 def tells_better(name: str, asked: Sequence[str]) -> bool:
-    """Whether a run can be the best by this metric: what is trained for, or what was asked for and should be low."""
+    """Whether a run can be the best by this metric: what is trained for, or a chosen one that should be low."""
     if name.startswith(("reward/", "eval/")):
         return not name.startswith(_BESIDE)
     return name in asked and lower_is_better(name)

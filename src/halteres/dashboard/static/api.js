@@ -23,7 +23,7 @@ export function runPath(id, what = "") {
 
 async function ask(path, options) {
   const answer = await fetch(path, { ...options, cache: "no-store" });
-  if (answer.status === 401) location.reload(); // the door says what to do
+  if (answer.status === 401) location.reload(); // the sign-in page says what to do
   const body = await answer.json();
   if (!answer.ok || body.error !== undefined) throw new Refused(body, answer.status);
   return body;

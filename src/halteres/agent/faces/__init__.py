@@ -1,1 +1,0 @@
-"""The faces: each puts the one table of tools on a wire, and adds no logic."""

@@ -1,1 +1,0 @@
-"""The tools over HTTP: the seed's routes, /api/tools, and what is mounted beside them."""

@@ -1,0 +1,322 @@
+"""`halteres rl`: the tools on the command line.
+
+Each tool's command is read off its argument model; values are checked by the call, as for every transport. Programs get
+JSON; people get one line per key, tables for lists, blocks for long texts, and calls as commands.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from halteres.agent.call import Reply, call
+from halteres.agent.table import BY_NAME, TOOLS
+from halteres.agent.tool import Tool
+from halteres.agent.transports.functions import own_caller
+from halteres.redaction import printable
+
+HELP = """The agent's tools on the command line; --json prints what an agent sees.
+
+Edits go to one draft, "default" unless HALTERES_SESSION names another, or --draft after a command that edits or uses
+one: halteres rl get-current-config --draft NAME."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One argument of one tool."""
+
+    name: str
+    type: Any  # of its word: str, bool, or a list of str
+    as_json: bool  # its word is read as JSON, or as a plain text where it is none
+    positional: bool
+    help: str
+    metavar: str | None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its names as an option."""
+        flag = self.name.replace("_", "-")
+        return (f"--{flag}/--no-{flag}",) if self.type is bool else (f"--{flag}",)
+
+
+def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
+    """The tool's arguments, in order. What the seeds' calls give without a name is positional: what is required, a run,
+    a field and its value."""
+    fields = tool.arguments.model_fields
+    pair = ("field", "value") if "value" in fields else ()
+    return tuple(
+        _parameter(name, field, positional=field.is_required() or name in ("run_id", *pair))
+        for name, field in fields.items()
+    )
+
+
+_METAVARS: Final[dict[Any, str | None]] = {str: "TEXT", list[str]: "TEXT", int: "N", float: "X", bool: None}
+
+
+def _parameter(name: str, field: FieldInfo, *, positional: bool) -> Parameter:
+    annotation: Any = field.annotation
+    if get_origin(annotation) in (Union, types.UnionType):  # null stands for a value that is not given
+        options = [option for option in get_args(annotation) if option is not types.NoneType]
+        annotation = options[0] if len(options) == 1 else Any
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    is_word = annotation in (str, bool, list[str])  # taken as it stands; any other value is written as JSON
+    is_shown = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
+    default = "yes" if field.default is True else field.default if is_shown else None
+    repeated = "(may be repeated)" if get_origin(annotation) is list and not positional else ""
+    tails = (field.description or "", repeated, "" if default is None else f"[default: {default}]")
+    return Parameter(
+        name=name,
+        type=annotation if is_word else str,
+        as_json=not is_word and not choices,
+        positional=positional,
+        help=" ".join(part for part in tails if part),
+        metavar=name.upper() if positional else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
+    )
+
+
+def tools_app() -> typer.Typer:
+    """One command for each tool: `rl_check_status` is `check-status`."""
+    app = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    for tool in TOOLS:
+        app.command(command_name(tool), help=tool.description, short_help=first_sentence(tool.description))(
+            _command(tool)
+        )
+    return app
+
+
+def command_name(tool: Tool[...]) -> str:
+    """The tool's name on the command line."""
+    return tool.name.removeprefix("rl_").replace("_", "-")
+
+
+def first_sentence(text: str) -> str:
+    """What stands in a list of commands."""
+    return re.split(r"(?<=[.?!]) ", " ".join(text.split()), maxsplit=1)[0]
+
+
+def answer(name: str, arguments: Mapping[str, Any]) -> Reply:
+    """Call a tool and wait for its answer, as the command line does."""
+    return asyncio.run(call(name, arguments, own_caller()))
+
+
+def _command(tool: Tool[...]) -> Callable[..., None]:
+    """The function that typer makes a command of; its signature is the tool's. What is not given stays None: the tool's
+    own defaults hold."""
+    parameters = parameters_of(tool)
+
+    def command(as_json: bool, **given: Any) -> None:
+        arguments = {
+            parameter.name: _json_or_text(given[parameter.name]) if parameter.as_json else given[parameter.name]
+            for parameter in parameters
+            if given[parameter.name] not in (None, [])
+        }
+        reply = answer(tool.name, arguments)
+        if as_json:
+            sys.stdout.write(json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n")
+        else:
+            show(reply)
+        if "error" in reply.body:
+            raise typer.Exit(1)
+
+    as_json = Annotated[bool, typer.Option("--json", help="Print the answer as compact JSON, and nothing else.")]
+    signature = [inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json)]
+    for parameter in parameters:
+        known: dict[str, Any] = {"help": parameter.help, "metavar": parameter.metavar, "show_default": False}
+        how = typer.Argument(**known) if parameter.positional else typer.Option(*parameter.flags, **known)
+        annotation = Annotated[parameter.type | None, how]
+        signature.append(
+            inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined] - what typer reads
+    return command
+
+
+def _json_or_text(word: str) -> Any:
+    """16 is a number, "16" in quotation marks a text, `some words` a text too."""
+    try:
+        return msgspec.json.decode(word)
+    except (ValueError, RecursionError):
+        return word
+
+
+LONG = 60
+"""Characters from which a text has a line of its own instead of a table's cell."""
+
+PIPE_WIDTH = 1000
+"""Columns where there is no terminal: paths and log lines stay whole."""
+
+_GAP = 2
+
+
+def show(reply: Reply) -> None:
+    """Print an answer: on stderr where the call failed."""
+    stream = sys.stderr if reply.failed else sys.stdout
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    with console.capture() as page:
+        for part in _parts(reply, console.width):
+            console.print(part, soft_wrap=isinstance(part, Text))
+    stream.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
+
+
+def _parts(reply: Reply, width: int) -> Iterator[RenderableType]:
+    body = dict(reply.body)
+    following = body.pop("next", "")
+    if "error" in body:
+        yield Text(f"error: {_word(body.pop('error'))}", style="red")
+    if body:
+        yield _grid(body, width)
+    for image in reply.images:
+        if str(image) not in body.values():
+            yield Text(f"picture: {image}")
+    if following:
+        yield Text(f"next: {_word(following)}", style="bold")
+
+
+def _grid(body: Mapping[str, Any], width: int) -> Table:
+    """One line per key, within so many columns."""
+    left = width - max(map(len, body)) - _GAP
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in body.items():
+        grid.add_row(name, _shown(value, left))
+    return grid
+
+
+def _shown(value: Any, width: int) -> RenderableType:
+    if isinstance(value, Mapping) and value:
+        inline = _inline(value)
+        is_deep = any(isinstance(item, Mapping) for item in value.values()) or len(inline) > 2 * LONG
+        return _grid(value, width) if is_deep else Text(inline)
+    if not isinstance(value, list):
+        return Text(_word(value))
+    if value and all(isinstance(item, Mapping) and item for item in value):
+        return _things(value, width)
+    words = [_word(item) for item in value]  # names and figures side by side, sentences on one line each
+    is_prose = any(len(word.split()) > 1 or len(word) > LONG for word in words)
+    return Text(("\n" if is_prose else ", ").join(words) or "–")
+
+
+def _inline(value: Mapping[str, Any]) -> str:
+    words = {
+        name: f"[{_word(item)}]" if isinstance(item, list) and item else _word(item) for name, item in value.items()
+    }
+    return "  ".join(f"{name}={word}" for name, word in words.items())
+
+
+def _things(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
+    """A table, or blocks where a cell would be long or the columns too many."""
+    names = list(dict.fromkeys(name for item in items for name in item))
+    columns = [[name, *(_word(item[name]) for item in items if name in item)] for name in names]
+    widths = [max(map(len, column)) for column in columns]
+    has_breaks = any("\n" in cell for column in columns for cell in column)
+    if has_breaks or max(widths) > LONG or sum(widths) + _GAP * len(widths) > width:
+        return Group(*[part for item in items for part in (Text(), _grid(item, width))][1:])
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for name in names:
+        are_figures = all(isinstance(item.get(name), int | float | None) for item in items)
+        table.add_column(name, justify="right" if are_figures else "left")
+    for item in items:
+        table.add_row(*(_word(item[name]) if name in item else "" for name in names))
+    return table
+
+
+def _word(value: Any) -> str:
+    """One value as people write it; calls become commands."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return _inline(value) or "–"
+    if isinstance(value, list):
+        return ", ".join(map(_word, value)) or "–"
+    return printable(as_commands(str(value)))
+
+
+_CALL = re.compile(r"""\brl_[a-z_]+\((?:[^()"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*\)""")
+"""A call of a tool, up to its closing bracket; brackets inside quotation marks are text."""
+
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+def as_commands(line: str) -> str:
+    """The line with every call in it as a command; what cannot be read as one stays as it is.
+
+    >>> as_commands('rl_check_status("3fa9", wait_s=45, until="step>=3")')
+    "halteres rl check-status 3fa9 --wait-s 45 --until 'step>=3'"
+    """
+
+    def command(found: re.Match[str]) -> str:
+        try:
+            made = ast.parse(found[0], mode="eval").body
+            if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name):
+                return found[0]
+            tool = BY_NAME[made.func.id]
+            given = [*zip(tool.arguments.model_fields, made.args, strict=False)]
+            given += [(word.arg or "", word.value) for word in made.keywords]
+            return shlex.join(words_of(tool, {name: _value(node) for name, node in given}))
+        except (SyntaxError, KeyError, ValueError):
+            return found[0]
+
+    return _CALL.sub(command, line)
+
+
+def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
+    """The words that call a tool: `halteres`, `rl`, its command, its arguments.
+
+    Raises:
+        KeyError: it takes no such argument.
+    """
+    parameters = {parameter.name: parameter for parameter in parameters_of(tool)}
+    words = ["halteres", "rl", command_name(tool)]
+    for name, value in arguments.items():
+        parameter = parameters[name]
+        flag = parameter.flags[0]
+        if isinstance(value, bool) and parameter.type is bool:
+            words.append(flag.partition("/")[0 if value else 2])
+            continue
+        for item in value if isinstance(value, list) and not parameter.as_json else [value]:
+            words += [] if parameter.positional else [flag]
+            words.append(item if isinstance(item, str) else json.dumps(item))
+    return words
+
+
+def _value(node: ast.expr) -> Any:
+    """A JSON value, or the name that stands for one ("name", "run_id").
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(node, ast.Name):
+        return _JSON_NAMES.get(node.id, node.id.upper())
+    if isinstance(node, ast.List):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_value(key): _value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
+    value = ast.literal_eval(node)
+    if value is ...:
+        raise ValueError("an ellipsis stands for anything")
+    return value

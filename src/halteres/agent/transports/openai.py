@@ -1,0 +1,55 @@
+"""The tools for harnesses that speak OpenAI's chat format.
+
+messages.append(choice.message)
+for tool_call in choice.message.tool_calls: messages.append(await answer(tool_call.model_dump()))
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from halteres.agent.call import call
+from halteres.agent.table import TOOLS
+from halteres.agent.tool import Caller
+from halteres.agent.transports.functions import own_caller
+from halteres.agent.watching.next_steps import next_call
+from halteres.errors import UserError, as_answer
+
+
+def definitions() -> list[dict[str, Any]]:
+    """The value of `tools` in a request."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema()},
+        }
+        for tool in TOOLS
+    ]
+
+
+async def answer(tool_call: Mapping[str, Any], caller: Caller | None = None) -> dict[str, Any]:
+    """The `tool` message for one tool call of an assistant message; its content is compact JSON. Raises nothing."""
+    function = tool_call.get("function") or {}
+    name = str(function.get("name") or "")
+    try:
+        arguments = _arguments(name, function.get("arguments"))
+        body = (await call(name, arguments, caller or own_caller())).for_agents
+    except UserError as error:
+        body = {**as_answer(error), "next": next_call(name, error)}
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return {"role": "tool", "tool_call_id": tool_call.get("id"), "content": content}
+
+
+def _arguments(name: str, given: Any) -> dict[str, Any]:
+    """The arguments a model wrote: JSON in a text, as a rule; nothing means none."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name} was called with arguments that are no JSON: {error}.") from error
+    if given is not None and not isinstance(given, dict):
+        raise UserError(f"{name} takes a JSON object of arguments, not {reprlib.repr(given)}.")
+    return given or {}

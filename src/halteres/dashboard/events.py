@@ -1,0 +1,92 @@
+"""Which runs have changed: server-sent events for every page that is open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from halteres.errors import HalteresError, NotReady, ServerError, boundary
+from halteres.runs.directory import known_runs
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+
+HEARTBEAT_S = 15.0
+"""How often a line is sent where nothing happens: a connection whose other end is gone shows itself."""
+
+RETRY_MS = 1000
+"""When a browser asks again after a break."""
+
+MOST_STREAMS = 64
+"""A page has one; browsers open six connections to one host."""
+
+Stamps = dict[str, tuple[object, ...]]
+
+
+class Events(StreamingResponse):
+    """`event: change`, `data: {"runs": [ids]}`, as often as runs change, until client or server ends."""
+
+    def __init__(self, ended: asyncio.Event, streams: asyncio.Semaphore) -> None:
+        super().__init__(changes(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, for as long as both sides want.
+
+        Raises:
+            NotReady: too many streams are open; nothing was sent yet.
+        """
+        if self._streams.locked():
+            raise NotReady(f"{MOST_STREAMS} pages are open.", "That is the limit.", "Close one.")
+        async with self._streams:
+            await super().__call__(scope, receive, send)
+
+
+async def changes(ended: asyncio.Event) -> AsyncIterator[str]:
+    """The events from now on, until `ended` is set."""
+    before, last = await _stamps({}), time.monotonic()
+    yield f"retry: {RETRY_MS}\n\n"
+    while not ended.is_set():
+        try:
+            async with asyncio.timeout(LOOK_EVERY_S):
+                await ended.wait()
+        except TimeoutError:
+            now = await _stamps(before)
+            changed = sorted(run for run in before.keys() | now.keys() if before.get(run) != now.get(run))
+            before = now
+            if changed or time.monotonic() - last >= HEARTBEAT_S:
+                last = time.monotonic()
+                yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n" if changed else ": alive\n\n"
+
+
+async def _stamps(otherwise: Stamps) -> Stamps:
+    """A look that fails is a look at nothing new; the next may succeed."""
+    try:
+        with boundary(ServerError, "looking at the runs"):
+            return await asyncio.to_thread(stamps)
+    except HalteresError as error:
+        _log.warning("%s", error)
+        return otherwise
+
+
+def stamps() -> Stamps:
+    """For every run something that differs once it has changed; a run whose supervisor is gone has changed too."""
+    files = ("run.json", "metrics.jsonl", "events.jsonl")
+    return {run.run_id: (run.facts.status, *(_stamp(run.path / name) for name in files)) for run in known_runs()}
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

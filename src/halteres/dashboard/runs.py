@@ -1,0 +1,220 @@
+"""Runs as the page shows them: the list of all, and one with its timeline, settings and evaluations.
+
+Nothing here limits how often a person looks (`min_status_interval_s` is for agents), or uses up an agent's look.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from halteres.agent.drafting.drafts import HEADLINE
+from halteres.agent.fitting import shortened
+from halteres.agent.watching.logs import log_tail
+from halteres.agent.watching.look import failure_facts, in_force, look_at, why_no_batch
+from halteres.agent.watching.next_steps import next_after
+from halteres.dashboard.curves import spark_of
+from halteres.errors import NotFound, boundary
+from halteres.files import NOT_JSON, read_regular
+from halteres.observe.metrics import Row, merge_by_step
+from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.evaluations import before_and_after, evaluations
+from halteres.runs.reading.progress import conditions, read_alerts
+from halteres.runs.reading.rollouts import steps_of
+from halteres.runs.state import RunUnreadable, read_state
+
+ERROR_LENGTH = 200
+"""Characters of an error in the list; the run's own page has the whole sentence."""
+
+
+def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
+    """Every run, newest first, or those among these ids that there are; `now` is the clock that their times are of."""
+    found = [run for run in known_runs() if only is None or run.run_id in only]
+    return {"runs": [row for run in found if (row := _row(run)) is not None], "now": time.time()}
+
+
+def _row(run: Entry) -> dict[str, Any] | None:
+    """One row, also of a run that cannot be read; None of one that was removed while we looked."""
+    facts = run.facts
+    row: dict[str, Any] = {
+        "run_id": run.run_id,
+        "name": facts.name,
+        "environment": facts.environment,
+        "kind": "rl",
+        "model": "",
+        "status": facts.status,
+        "phase": None,
+        "step": facts.step,
+        "total_steps": facts.total_steps,
+        "created_at": facts.created_at,
+        "ended_at": facts.created_at if run.unreadable else facts.ended_at,
+        "reward": None,
+        "evaluation": None,
+        "curve": [],
+        "alerts": [],
+        "error": run.error,
+    }
+    if run.unreadable:
+        return row
+    try:
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):  # whatever is wrong with one run, the others stay
+            state = read_state(run.path / "run.json")
+            spark = spark_of(run.path / "metrics.jsonl", state.kind)
+            error = state.error
+            return row | {
+                "kind": state.kind,
+                "model": state.base_model,
+                "phase": state.phase,
+                "reward": spark.reward,
+                "evaluation": spark.evaluation,
+                "curve": [float(f"{value:.4g}") for value in spark.rewards],
+                "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
+                "error": f"{error[: ERROR_LENGTH - 3]}..." if error and len(error) > ERROR_LENGTH else error,
+            }
+    except RunUnreadable as error:
+        return {**row, "status": UNREADABLE, "ended_at": facts.created_at, "error": error.what}
+    except NotFound:
+        return None
+
+
+MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200
+"""The newest that are shown; marks over the curves; characters of one."""
+
+_EVENT_KEYS: dict[str, tuple[str, ...]] = {
+    "status": ("status", "phase"),
+    "ready": ("role",),
+    "checkpoint": ("name",),
+    "eval": ("step",),
+    "eval_failed": ("step", "error"),
+    "no_evaluation": ("error",),
+    "alert": ("rule", "step"),
+    "stop_requested": ("by", "mode"),
+    "process_exit": ("role", "code"),
+    "restart": ("role", "attempt"),
+    "restarts_used_up": ("role",),
+    "policy_cap": ("note",),
+    "goal_reached": ("note",),
+    "drift": ("note",),
+    "conclusion_failed": ("error",),
+    "sink": ("sink", "state", "url", "note"),
+}
+"""Kind of event -> its keys that say what it was."""
+
+
+def view_of(run: RunDirectory) -> dict[str, Any]:
+    """The run now, in the words of the tools' answers."""
+    look, events = look_at(run), run.events()
+    state = look.state
+    current = [] if state.terminal else in_force(look.alerts, look.step)
+    failure = failure_facts(look)
+    if failure:  # whole, and with the end of its log
+        failure = {**failure, "error": state.error or failure["error"], "log_tail": log_tail(look, failure)}
+    marks = [event for event in events if event.get("type") == "alert" and isinstance(event.get("step"), int)]
+    return {
+        "run_id": run.run_id,
+        "folder": str(run.path),
+        "name": state.name,
+        "environment": state.environment,
+        "kind": state.kind,
+        "model": state.base_model,
+        "status": state.status,
+        "phase": state.phase,
+        "terminal": state.terminal,
+        "note": state.note,
+        "policy": state.policy,
+        "resumed_from": state.resumed_from,
+        "created_at": state.created_at,
+        "ended_at": state.ended_at,
+        "step": look.step,
+        "total_steps": state.total_steps,
+        "minutes": look.minutes,
+        "eta_minutes": look.eta_minutes,
+        "step_s": look.progress.step_s,
+        "health": look.health,
+        "metrics": look.metrics,
+        "processes": conditions(state),
+        "alerts": [
+            {
+                "rule": alert.rule,
+                "step": alert.step,
+                "times": alert.times,
+                "evidence": alert.evidence,
+                "remedy": str(alert.remedy),
+                "current": alert in current,
+            }
+            for alert in look.alerts
+        ],
+        "failure": failure or None,
+        "no_batch": why_no_batch(look),
+        # Every time that a rule raised an alert, for marks over the curves.
+        "marks": [{"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]} for event in marks[-MOST_MARKS:]],
+        "timeline": timeline_of(events),
+        "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
+        "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
+        "next": next_after(look),
+        "now": look.at,
+    }
+
+
+def timeline_of(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """{t, kind, text}, oldest first."""
+    timeline: list[dict[str, Any]] = []
+    known = [event for event in events if isinstance(kind := event.get("type"), str) and kind in _EVENT_KEYS]
+    for event in known[-MOST_EVENTS:]:
+        values = [(key, event[key]) for key in _EVENT_KEYS[event["type"]] if event.get(key) is not None]
+        words = [f"{key} {value}" if key in ("step", "code", "attempt") else str(value) for key, value in values]
+        t = event.get("t")
+        text = " ".join(word for word in words if word)[:LENGTH]
+        timeline.append({"t": t if isinstance(t, int | float) else None, "kind": event["type"], "text": text})
+    return timeline
+
+
+def settings_of(run: RunDirectory) -> dict[str, Any]:
+    """Every setting with its source; `set`: somebody or something set it for this run; `headline`: it matters most.
+    Nothing where they cannot be read: half a run directory, or one of another version."""
+    try:
+        resolved = json.loads(read_regular(run.path / "config.resolved.json"))
+    except (OSError, *NOT_JSON):
+        resolved = {}
+    return {
+        "settings": [
+            {
+                "name": name,
+                "value": entry.get("value"),
+                "source": entry.get("source"),
+                "set": entry.get("source") not in ("default", "config_init", "wiring"),
+                "headline": name in HEADLINE,
+            }
+            for name, entry in (resolved.items() if isinstance(resolved, dict) else ())
+            if isinstance(entry, dict)
+        ]
+    }
+
+
+MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400
+"""Tasks that are shown; characters of each."""
+
+
+def evaluations_of(run: RunDirectory) -> dict[str, Any]:
+    """Every evaluation's figures, and the held-out tasks that gained most, as answered before and after."""
+    found = evaluations(run, merge_by_step(run.metrics()))
+    tasks: list[dict[str, Any]] = []
+    for task in before_and_after(run)[:MOST_TASKS]:
+        answers = {
+            when: {
+                "completion": shortened(task.facts[when]["completion"], ANSWER_LENGTH),
+                "score": task.facts[when]["score"],
+            }
+            for when in ("before", "after")
+        }
+        tasks.append({"prompt": shortened(_joined(task.facts["prompt"]), PROMPT_LENGTH), **answers})
+    return {"evaluations": [{"step": one.step, **one.figures} for one in found], "tasks": tasks}
+
+
+def _joined(prompt: Any) -> str:
+    """A text, chat messages, or whatever an environment has written in their place."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)
