@@ -97,8 +97,8 @@ async def _gradient_norm(engine: TorchEngine) -> float:
 
 def _datum(tokens: np.ndarray) -> Datum:
     targets, weights = tokens[1:].astype(np.int64), np.ones(len(tokens) - 1, np.float32)
-    arrays = {"target_tokens": targets, "weights": weights}
-    return Datum(
-        tokens=tokens[:-1].tobytes(),
-        inputs={n: Array(dtype=str(a.dtype), shape=a.shape, data=a.tobytes()) for n, a in arrays.items()},
-    )
+    inputs = {
+        "target_tokens": Array(dtype="int64", shape=targets.shape, data=targets.tobytes()),
+        "weights": Array(dtype="float32", shape=weights.shape, data=weights.tobytes()),
+    }
+    return Datum(tokens=tokens[:-1].tobytes(), inputs=inputs)

@@ -28,8 +28,11 @@ class Lengths:
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Lengths:
         """Of every sequence."""
-        ends = (torch.tensor([0, *accumulate(n)], dtype=torch.int32, device=device) for n in (queries, keys))
-        return cls(*ends, max(queries), max(keys))
+
+        def ends(lengths: Sequence[int]) -> Tensor:
+            return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+        return cls(ends(queries), ends(keys), max(queries), max(keys))
 
 
 def attend(q_IHW: Tensor, k_LKW: Tensor, v_LKW: Tensor, lengths: Lengths) -> Tensor:
