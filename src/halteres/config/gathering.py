@@ -30,7 +30,7 @@ from halteres.config.policies import (
     variant_lock,
     wiring_lock,
 )
-from halteres.config.problem import Problem, UnknownSetting, refusal
+from halteres.config.problem import Problem, UnknownSetting, refusal, rule_of
 from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
 from halteres.config.projection import Sections, Source, Sources
 from halteres.config.settings import (
@@ -289,10 +289,8 @@ def _kind(value: Any) -> str:
 
 def _problems_of(section: str, error: ValidationError) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
-        is_text = detail["type"] == "string_type"
-        rule = "must be text" if is_text else detail["msg"].replace("Input should be", "must be")
         inside = ".".join(str(part) for part in detail["loc"][1:])  # of a setting with settings of its own
-        rule = f"{inside}: {rule}" if inside else rule
+        rule = f"{inside}: {rule_of(detail)}" if inside else rule_of(detail)
         facts = detail.get("ctx", {})
         name = str(detail["loc"][0]) if detail["loc"] else str(facts.get("field", ""))
         got, guess = facts.get("got", detail["input"]), facts.get("did_you_mean")

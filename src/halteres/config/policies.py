@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from halteres.config import environ
 from halteres.config.discovery import joined_name, split_name
 from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
-from halteres.config.problem import LockedSetting, Problem, UnknownSetting
+from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.errors import InvalidConfig, nearest
@@ -181,15 +181,14 @@ def _lock_problem(key: str, value: Any) -> Problem | None:
     try:
         SECTIONS[section].model_validate({field: value})
     except ValidationError as error:
-        rule = rule or error.errors(include_url=False)[0]["msg"].replace("Input should be", "must be")
+        rule = rule or rule_of(error.errors(include_url=False)[0])
     return Problem(field=f"lock.{key}", got=value, rule=rule) if rule else None
 
 
 def _problem(detail: Any) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
-    is_unknown = detail["type"] == "extra_forbidden"
-    rule = "there is no such field" if is_unknown else detail["msg"].replace("Input should be", "must be")
-    return Problem(field=path, got=detail["input"], rule=rule, did_you_mean=nearest(path, Policy.model_fields))
+    guess = nearest(path, Policy.model_fields)
+    return Problem(field=path, got=detail["input"], rule=rule_of(detail), did_you_mean=guess)
 
 
 def _unusable(file: Path, problems: list[Problem]) -> InvalidConfig:

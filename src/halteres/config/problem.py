@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,12 @@ def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:
     listed += f"; and {len(problems) - MOST_LISTED} more" if len(problems) > MOST_LISTED else ""
     what = f"{len(problems)} settings cannot be used."
     return InvalidConfig(what, _full_stop(listed), next, **_details(problems))
+
+
+def rule_of(detail: Mapping[str, Any]) -> str:
+    """The rule that a value breaks, by one of the details of pydantic's ValidationError."""
+    rules = {"string_type": "must be text", "extra_forbidden": "there is no such field"}
+    return rules.get(detail["type"]) or detail["msg"].replace("Input should be", "must be")
 
 
 def _as_json(value: Any) -> Any:
