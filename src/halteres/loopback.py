@@ -164,18 +164,6 @@ class OneLength:
             await self.app(scope, receive, send)
 
 
-class LocalOnly:
-    """ASGI middleware: 403 unless Host, and Origin where there is one, name the loopback."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or refuse."""
-        is_refused = scope["type"] == "http" and is_foreign(Headers(scope=scope))
-        await (_refuse(FOREIGN) if is_refused else self.app)(scope, receive, send)
-
-
 def _refuse(error: UserError, headers: dict[str, str] | None = None) -> JSONResponse:
     return JSONResponse({**as_http(error), **as_answer(error)}, error.status, headers)
 

@@ -6,42 +6,36 @@ import asyncio
 import os
 import socket
 
-import httpx
 import pytest
 import uvicorn
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import Conflict, InvalidConfig
-from halteres.loopback import LocalOnly, Server, open_listener, url_of
+from halteres.loopback import Server, is_foreign, open_listener, url_of
 
 
-async def asked(**headers: str) -> int:
-    """The status of a guarded server's answer."""
-    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))], middleware=[Middleware(LocalOnly)])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
-        return (await http.get("/", headers=headers)).status_code
+def is_refused(**headers: str) -> bool:
+    return is_foreign(Headers({"host": "127.0.0.1", **headers}))
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
-async def test_requests_that_name_this_machine_pass(host: str) -> None:
-    assert await asked(host=host) == 200
-    assert await asked(origin=f"http://{host}") == 200
+def test_requests_that_name_this_machine_pass(host: str) -> None:
+    assert not is_refused(host=host)
+    assert not is_refused(origin=f"http://{host}")
 
 
 @pytest.mark.parametrize(
     "name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example", "", "["]
 )
-async def test_requests_that_name_another_machine_are_refused(name: str) -> None:
-    assert await asked(host=name) == 403
-    assert await asked(origin=f"http://{name}") == 403
+def test_requests_that_name_another_machine_are_refused(name: str) -> None:
+    assert is_refused(host=name)
+    assert is_refused(origin=f"http://{name}")
 
 
-async def test_a_page_without_an_origin_of_its_own_is_refused() -> None:
-    assert await asked(origin="null") == 403
+def test_a_page_without_an_origin_of_its_own_is_refused() -> None:
+    assert is_refused(origin="null")
 
 
 def test_a_new_listener_is_on_the_loopback_and_known_as_tcp() -> None:

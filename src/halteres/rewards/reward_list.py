@@ -64,7 +64,8 @@ class RewardList:
     """
 
     def __init__(self, specs: Sequence[RewardSpec], aggregation: Aggregation = "sum_then_normalize") -> None:
-        self.specs, self.aggregation = tuple(specs), aggregation
+        self.specs = tuple(specs)
+        self.aggregation: Aggregation = aggregation
         self._judges = {spec.name: Judge(spec.judge) for spec in specs if spec.judge is not None}
         self._sources = {spec.name: _source(spec, self._judges.get(spec.name)) for spec in specs}
         self._models = [one.models for one in self._sources.values() if one.models is not None]
