@@ -151,11 +151,11 @@ async def test_deaths_that_are_further_apart_than_the_window_are_forgotten(
     await process.stop()
 
 
-async def _no_fork(*_: Any) -> EngineChild:
+def _no_fork(*_: Any) -> EngineChild:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-async def _no_belt(*_: Any) -> EngineChild:
+def _no_belt(*_: Any) -> EngineChild:
     raise subprocess.SubprocessError("Exception occurred in preexec_fn.")
 
 
@@ -291,8 +291,10 @@ async def test_an_engine_that_is_never_ready_is_told_and_killed(
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
+import halteres.process
 from halteres.engine import process as module
-module.die_with_parent = None if sys.argv[3] == "lifeline" else module.die_with_parent
+if sys.argv[3] == "lifeline":
+    halteres.process.die_with_parent = None
 
 async def main():
     command = module.EngineCommand(backend="scripted", folder=Path(sys.argv[1]), name="tiny", threads=1)

@@ -25,7 +25,7 @@ def ended(tmp_path: Path, code: int | None) -> HalteresError:
     """What the engine's own side says of an end with this code."""
     log = tmp_path / "engine.log"
     log.write_text("an engine started\n")
-    return EngineChild(cast(Any, Process()), -1, log, log_begins=0).failure("died", code)
+    return EngineChild(cast(Any, Process()), log, log_begins=0).failure("died", code)
 
 
 @pytest.mark.parametrize("code", [-9, 1, 0, None])

@@ -43,7 +43,7 @@ NO_PROCESSES = """
 import sys
 from halteres.engine.process import EngineChild
 from halteres.service.__main__ import main
-async def spawn(*_):
+def spawn(*_):
     raise BlockingIOError(11, "Resource temporarily unavailable")
 EngineChild.spawn = spawn
 sys.exit(main())

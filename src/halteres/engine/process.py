@@ -22,14 +22,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.engine.link import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
-from halteres.process import GRACE_S, die_with_parent, usable_cores
+from halteres.process import GRACE_S, Child, usable_cores
 
 State = Literal["starting", "ready", "failed", "stopped"]
 
@@ -73,85 +73,58 @@ class RestartPolicy:
 class EngineChild:
     """One process of the engine, from its start to its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log: Path, log_begins: int) -> None:
-        self.process, self._lifeline = process, lifeline
-        self._log, self._log_begins = log, log_begins
+    def __init__(self, process: Child, log: Path, log_begins: int) -> None:
+        self.process, self._log, self._log_begins = process, log, log_begins
         self.link: LinkedEngine | None = None
 
     @classmethod
-    async def spawn(cls, argv: list[str], log: Path) -> EngineChild:
+    def spawn(cls, argv: list[str], log: Path) -> EngineChild:
         """Start it; it is not ready yet."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        reading, writing = os.pipe()
-        try:
-            with log.open("ab") as output:
-                begins = output.tell()
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=output,
-                    env=environ.for_sandboxed(HALTERES_LIFELINE_FD=str(reading)),  # it needs no secret
-                    pass_fds=(reading,),
-                    process_group=0,  # a Ctrl-C at the terminal is the service's to handle
-                    preexec_fn=die_with_parent,
-                )
-        except BaseException:
-            os.close(writing)
-            raise
-        finally:
-            os.close(reading)
-        return cls(process, writing, log, begins)
+        with log.open("ab") as output:
+            begins = output.tell()
+            environment = environ.for_sandboxed()  # it needs no secret
+            process = Child(argv, environment=environment, stdout=subprocess.PIPE, stderr=output)
+        return cls(process, log, begins)
 
     async def answers(self, socket_path: Path) -> None:
         """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends before."""
-        assert self.process.stdout is not None  # noqa: S101 - for the type checker
-        while line := await self.process.stdout.readline():
+        output = self.process.process.stdout
+        while output is not None and (line := await asyncio.to_thread(output.readline)):
             if line == b"ready\n":
                 self.link = await connect(socket_path)
                 await self.link.info()
                 return
-        raise self.failure("ended before it was ready", await self.process.wait())
+        raise self.failure("ended before it was ready", await asyncio.wrap_future(self.process.exit))
 
     async def ended(self, ping_s: float, silent_s: float) -> ProcessFailed:
         """Wait for the end of the process, of its link or of its signs of life; returns why it ended."""
         assert self.link is not None  # noqa: S101 - for the type checker
         silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine signs of life")
-        waits: list[asyncio.Task[object]] = [
-            silence,
-            asyncio.create_task(self.process.wait(), name="engine exit"),
-            asyncio.create_task(self.link.broken.wait(), name="engine link broken"),
-        ]
+        broken = asyncio.create_task(self.link.broken.wait(), name="engine link broken")
+        waits: list[asyncio.Future[Any]] = [silence, broken, asyncio.wrap_future(self.process.exit)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            hung = silence.done() and self.process.returncode is None
+            hung = silence.done() and self.process.exit_code is None
         finally:
             for wait in waits:
                 wait.cancel()
-        await self.kill()
+        exit_code = await self.end(grace_s=0)
         how = f"hung: it answered nothing for {silent_s:g} s, and was killed" if hung else "died"
-        return self.failure(how, await self.process.wait())
+        return self.failure(how, exit_code)
 
-    async def end(self) -> None:
-        """Ask it to end; after the grace it is killed."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
-                await self.process.wait()
-        await self.kill()
-
-    async def kill(self) -> None:
-        """Kill the whole group, wait for the process, let go of link and lifeline."""
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            await self.process.wait()
+    async def end(self, grace_s: float = GRACE_S) -> int:
+        """Ask it to end; after the grace its group is killed. Returns its exit code."""
+        exit_code = (
+            await asyncio.to_thread(self.process.end, grace_s)
+            if grace_s
+            else await asyncio.to_thread(self.process.kill)
+        )
         if self.link is not None:
             await self.link.disconnect()
-        with suppress(OSError):
-            os.close(self._lifeline)
-        self._lifeline = -1
+        if self.process.process.stdout is not None:
+            self.process.process.stdout.close()
+        return exit_code
 
     def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
         """What to say about it, with the end of what it has logged."""
@@ -277,12 +250,12 @@ class EngineProcess:
             short = len(os.fsencode(tempfile.gettempdir())) < 70  # a socket's path has 103 bytes at most (macOS)
             directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
             try:
-                child = await EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
+                child = EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
                 try:
                     async with asyncio.timeout(self._policy.ready_s):
                         await child.answers(directory / "engine")
                 except BaseException as error:
-                    await child.kill()
+                    await child.end(grace_s=0)
                     if isinstance(error, TimeoutError):
                         raise child.failure(f"was not ready within {self._policy.ready_s:g} s", None) from error
                     raise

@@ -129,7 +129,8 @@ class Samples:
         limits: Allowances,
     ) -> None:
         self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
-        self._tasks, self._threads, self.logprobs = tasks, threads, logprobs
+        self._tasks, self._threads = tasks, threads
+        self.logprobs: Literal["raw", "tempered"] = logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         self._limits, self._under_way = limits, Counter[Tenant]()
         self._queue = FairQueue(PLACES * len(fleet.samplers), MOST_PLACES * len(fleet.samplers))
