@@ -12,16 +12,14 @@ from halteres.trajectories.records import (
     GroupMoved,
     Place,
     Remembered,
-    RunRecord,
     RunSaved,
     Tally,
 )
-from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
 
 from .cluster import Cluster
-from .samples import CHANGES, REGISTRATION, arrived, batch, delivered, group, turn
+from .samples import CHANGES, arrived, batch, delivered, group, turn
 
 OpenStore = Callable[[], PostgresStore]
 
@@ -93,16 +91,3 @@ def test_the_latest_example_is_what_entered_the_queue_last(store: PostgresStore)
     assert store.latest_body() == b"3"
     turn(store, *delivered(1, 1, 2, 3, step=1))
     assert store.latest_body() == b"3"
-
-
-def test_another_run_has_no_example_of_the_one_before(store: PostgresStore) -> None:
-    turn(store, arrived(1), *delivered(1, 1, step=1))
-    turn(store, RunSaved(RunRecord(registration=REGISTRATION, first_group=2)))
-    assert store.latest_body() is None
-
-
-def test_groups_are_listed_in_order_of_arrival(store: PostgresStore) -> None:
-    turn(store, *(arrived(number, env_id=number % 2) for number in range(1, 7)), *delivered(1, 1, 2, step=1))
-    assert [each.id for each in store.groups(GroupsRequest(after=1, limit=3))] == [2, 3, 4]
-    assert [each.id for each in store.groups(GroupsRequest(limit=2, newest=True))] == [5, 6]
-    assert [each.id for each in store.groups(GroupsRequest(place=(Place.DELIVERED,), env_id=0))] == [2]
