@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -26,10 +26,13 @@ from halteres.config.gathering import STEPS
 from halteres.config.policies import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.program import last_failure
-from halteres.config.settings import TrainerSettings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import NextStep, worded
+
+if TYPE_CHECKING:
+    from halteres.agent.known_models import KnownModel
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 
@@ -297,10 +300,9 @@ def rl_get_current_config(
 
 def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
     """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
-    from halteres.agent.known_models import known_models, proposed
-    from halteres.runs.starting.machine import workload_of
+    from halteres.agent.known_models import proposed
 
-    models = known_models(workload_of(resolved.settings))
+    models = _known_models(resolved.settings)
     rows = [
         {"name": one.name, "present": one.present, "need_gb": significant(one.need_gb), "fits": one.fits}
         | ({"note": one.note} if one.present and one.note else {})  # of one that is absent `ABSENT` says it
@@ -308,6 +310,14 @@ def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
         if one.present or one.fits != "no" or one.name == resolved.settings.inference.model
     ]
     return rows, proposed(models).name
+
+
+def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
+    """With whether a run with these settings fits where its engine computes."""
+    from halteres.agent.known_models import known_models
+    from halteres.runs.starting import machine
+
+    return known_models(machine.workload_of(settings), machine.look(settings.inference.device))
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))
@@ -432,13 +442,10 @@ def _capped_steps(resolved: Resolved) -> list[str]:
 
 def _unusable_model(resolved: Resolved) -> list[str]:
     """That no run can start with the model that the policy holds: it is not here, or does not fit."""
-    from halteres.agent.known_models import known_models
-    from halteres.runs.starting.machine import workload_of
-
     policy, model = load_policy(), resolved.settings.inference.model
     if MODEL not in policy.lock or environ.service_url() is not None:
         return []
-    found = next((one for one in known_models(workload_of(resolved.settings)) if one.name == model), None)
+    found = next((one for one in _known_models(resolved.settings) if one.name == model), None)
     wrong = [] if _is_here(model) else ["is not on this disk"]
     if found is not None and found.fits == "no":
         wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")

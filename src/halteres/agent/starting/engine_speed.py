@@ -21,7 +21,7 @@ import numpy as np
 
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, LossSpec, SamplingParams
+from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
 from halteres.errors import HalteresError
 from halteres.files import replace_file
 from halteres.process import usable_cores
@@ -67,19 +67,23 @@ class Engine:
     backend: str
     model: RunModel
     threads: int
+    dtype: BaseType = "float32"
+    device: str | None = None  # None: by HALTERES_DEVICE
 
     @classmethod
     def of(cls, plan: Plan, model: RunModel) -> Engine:
         """The plan's own; it has none where somebody else's service is used."""
-        inference = plan.settings.inference
-        return cls(backend=inference.engine, model=model, threads=inference.threads or max(1, usable_cores() - 1))
+        asked = plan.settings.inference
+        threads = asked.threads or max(1, usable_cores() - 1)
+        return cls(backend=asked.engine, model=model, threads=threads, dtype=asked.dtype, device=asked.device)
 
     @property
     def key(self) -> str:
         """Under which its speed is remembered: model, engine, threads, machine."""
         folder = Path(self.model.tokenizer)
         written = (folder / "config.json").stat().st_mtime_ns
-        return f"{folder}@{written}/{self.backend}/{self.threads} threads/{machine.look().mark}"
+        computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"
+        return f"{folder}@{written}/{computed}/{machine.look(self.device).mark}"
 
 
 def remembered(engine: Engine) -> Speed | None:
@@ -116,15 +120,17 @@ class _Probe:
     """One engine, and its figures as they come."""
 
     def __init__(self, engine: Engine, work: Workload) -> None:
-        self._asked, self._work, self.speed = engine, work, Speed()
+        self._engine, self._work, self.speed = engine, work, Speed()
 
     async def run(self) -> None:
         """Start the engine, measure, and end it."""
         command = EngineCommand(
-            backend="scripted" if self._asked.backend == "scripted" else "torch",
-            folder=Path(self._asked.model.tokenizer),
-            name=self._asked.model.name,
-            threads=self._asked.threads,
+            backend="scripted" if self._engine.backend == "scripted" else "torch",
+            folder=Path(self._engine.model.tokenizer),
+            name=self._engine.model.name,
+            threads=self._engine.threads,
+            dtype=self._engine.dtype,
+            device=self._engine.device,
         )
         with tempfile.TemporaryDirectory(prefix="halteres-probe-") as folder:
             began = time.perf_counter()

@@ -172,8 +172,11 @@ def _past(run: RunDirectory, plan: Plan, ground: Ground) -> _Past | None:
     if (state.base_model, state.environment_file) != (ground.model.name, str(environment.path)):
         return None
     before, now = run.settings().inference, plan.settings.inference
-    engine = (now.engine, now.threads, plan.service_url is not None, environment.variant_setting)
-    if (before.engine, before.threads, state.service_given, state.program.variant_setting) != engine:
+    names = ("engine", "threads", "dtype", "device")
+    if any(getattr(before, name) != getattr(now, name) for name in names):
+        return None
+    service, variant = plan.service_url is not None, environment.variant_setting
+    if (state.service_given, state.program.variant_setting) != (service, variant):
         return None
     began = int((state.resume_point or {}).get("step", 0))
     rows = [row for row in run.metrics() if row.get("src") == "trainer" and row["step"] > began]
