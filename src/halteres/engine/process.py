@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,11 +116,8 @@ class EngineChild:
 
     async def end(self, grace_s: float = GRACE_S) -> int:
         """Ask it to end; after the grace its group is killed. Returns its exit code."""
-        exit_code = (
-            await asyncio.to_thread(self.process.end, grace_s)
-            if grace_s
-            else await asyncio.to_thread(self.process.kill)
-        )
+        stop = partial(self.process.end, grace_s) if grace_s else self.process.kill
+        exit_code = await asyncio.to_thread(stop)
         if self.link is not None:
             await self.link.disconnect()
         if self.process.process.stdout is not None:
