@@ -92,9 +92,11 @@ class GroupCommit:
         try:
             with self._thread:
                 while self._ended is None and (self._waiting or not self._stopping):
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(NEWS_S if self._store.is_shared else None):
-                            await self._wake.wait()
+                    if self._store.is_shared:
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(self._wake.wait(), NEWS_S)
+                    else:
+                        await self._wake.wait()
                     self._wake.clear()
                     await self._take_turn()
             return self._ended
