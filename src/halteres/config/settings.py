@@ -148,9 +148,7 @@ class InferenceSettings(Section):
         default="float32", description="of base weights and matmuls; bfloat16 takes half the memory"
     )
     device: Literal["cpu", "cuda", "auto"] | None = Field(
-        default=None,
-        description="what the engine computes on; auto: a GPU if it passes its check and the model is not small; "
-        "default: HALTERES_DEVICE, or cpu",
+        default=None, description="auto: a GPU that passes its check; default: HALTERES_DEVICE, or cpu"
     )
     engine: Literal["torch", "scripted"] = Field(
         default="torch", description="what computes; 'scripted' has no weights and learns nothing"
