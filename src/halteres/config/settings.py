@@ -167,7 +167,7 @@ class TrainerSettings(Section):
     lora_rank: int = Field(default=16, ge=1, le=512, description="rank of the LoRA adapter that is trained")
     learning_rate: float = Field(default=1.5e-3, gt=0, le=1, description="largest step size of Adam")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="how the learning rate goes on after the warm-up: as it is, or down towards 0"
+        default="constant", description="the learning rate after the warm-up: as it is, or down towards 0"
     )
     warmup_steps: int = Field(
         default=0, ge=0, description="optimiser steps over which the learning rate rises to its largest"
@@ -178,7 +178,7 @@ class TrainerSettings(Section):
     grad_clip_norm: float = Field(default=0.0, ge=0, description="largest global norm of the gradient; 0: no clipping")
     loss: str = Field(default="importance_sampling", description="loss that the policy is trained with")
     loss_config: dict[str, float] = Field(
-        default={}, description="settings of the loss, e.g. {clip_high_threshold: 1.28}; default: the loss's own"
+        default={}, description="settings of the loss, e.g. {clip_high_threshold: 1.28}"
     )
     epochs: int = Field(default=1, ge=1, le=100, description="times that each batch is gone through")
     minibatches: int = Field(
@@ -186,14 +186,14 @@ class TrainerSettings(Section):
     )
     advantage: Literal[Estimator, "environment"] = Field(
         default="group_std",
-        description="how advantages are made: of a group's scores, of turns' returns, or by the environment itself",
+        description="made of a group's scores, of turns' returns, or by the environment",
     )
     gamma: float = Field(
         default=1.0, ge=0, le=1, description="what a reward one turn later is worth; for estimators of turns' returns"
     )
     turn_rewards: Literal["rewards", "states"] = Field(
         default="rewards",
-        description="what the environment's turns report: rewards, or values of the states they led to",
+        description="turns report rewards, or values of the states they led to",
     )
     weighting: Weighting = Field(
         default="token", description="what counts the same in the loss: every token, every turn or every episode"
@@ -203,17 +203,17 @@ class TrainerSettings(Section):
     )
     kl_in: Literal["reward", "loss"] = Field(
         default="reward",
-        description="where the KL penalty counts: in the rewards, before the baselines, or at each token",
+        description="where the KL penalty counts: before the baselines, or at each token",
     )
     reference: Literal["base", "environment"] = Field(
-        default="base", description="reference policy: the base model, or the ref_logprobs that the environment sends"
+        default="base", description="reference policy: the base model, or the environment's ref_logprobs"
     )
     kl_budget: float | None = Field(
         default=None, gt=0, description="nats per token from the reference at which an alert speaks"
     )
     correction: Literal["none", "truncate", "mask"] = Field(
         default="none",
-        description="what becomes of tokens of older versions: their importance is cut at ratio_cap, or masked",
+        description="older versions' tokens: importance cut at ratio_cap, or masked",
     )
     ratio_cap: float = Field(
         default=2.0, gt=1, description="largest ratio of the present policy's probability to the sampler's"
@@ -222,7 +222,7 @@ class TrainerSettings(Section):
         default=0,
         ge=0,
         le=64,
-        description="batches that may be trained on between a group's sampling and its own step; 0: on-policy",
+        description="batches trained on between a group's sampling and its step; 0: on-policy",
     )
     allow_unclipped_staleness: bool = Field(
         default=False, description="allow older data with a loss that does not bound the ratio of probabilities"
@@ -242,7 +242,7 @@ class TrainerSettings(Section):
     eval_every: int = Field(
         default=20,
         ge=0,
-        description="optimiser steps between evaluations; 0: only before the first step and after the last",
+        description="optimiser steps between evaluations; 0: only at both ends",
     )
 
     @property
