@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halteres.environments.commands import settings_of
-from halteres.environments.configuring import Overrides
+from halteres.environments.config import Overrides
 from halteres.environments.judge_pairs import JudgePairsEnv, Pair, shown
 from halteres.errors import InvalidData
 from halteres.rewards.preferences import Comparison

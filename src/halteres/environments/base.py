@@ -1,8 +1,6 @@
 """The base class of environments: Atropos's method names, with defaults.
 
-Owns: what an author may override, and what each method is called with.
-Never: registers, polls, counts, sends, parses arguments: `serving`, `processing`, `evaluating` and `commands` do, with
-an environment as their guest.
+An environment is driven by `serving`, `processing`, `evaluating` and `commands`:
 
     config_init ─▶ __init__ ─▶ setup ─▶ ( get_next_item ─▶ collect_trajectories ─▶ postprocess_histories )* ─▶ cleanup
                                               per step: wandb_log, evaluate, save_checkpoint
@@ -27,8 +25,9 @@ from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.evaluating import AnswersOf, evaluate_items, write_evaluation
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
-from halteres.environments.scoring import GroupScoring, HeldOutScoring
+from halteres.environments.scoring import GroupScoring
 from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, NotFound, UserError, boundary
+from halteres.files import replace_file
 from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import Round, complete, settle
@@ -39,6 +38,9 @@ from halteres.types import FailedRollout, Trajectory
 
 Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
+
+
+_WRITE_IT = "Write it, and held-out figures are told."
 
 
 class NoEvaluation(EnvironmentFailed):
@@ -146,8 +148,12 @@ class BaseEnv:
             GroupFailed: rollouts failed again and again; it holds what went wrong.
         """
         scoring = None if self.rewards is None else GroupScoring(self.rewards, item, self.curr_step)
-        rounds = attempt if scoring is None else scoring.scored(attempt)
-        members = await complete(self.config.group_size, rounds, self.config.rollout_retries)
+
+        async def scored(wanted: int, number: int) -> Sequence[list[ScoredDataItem] | FailedRollout]:
+            outcomes = await attempt(wanted, number)
+            return outcomes if scoring is None else await scoring.add(outcomes)
+
+        members = await complete(self.config.group_size, scored, self.config.rollout_retries)
         group = group_of(members.rollouts, members.failures)
         return group if scoring is None else await scoring.finished(group)
 
@@ -163,19 +169,11 @@ class BaseEnv:
 
     def eval_items(self) -> Sequence[Any]:
         """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NoEvaluation(
-            f"{self.title} cannot be evaluated.",
-            "Its class has no eval_items.",
-            "Write it, and held-out figures are told.",
-        )
+        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no eval_items.", _WRITE_IT)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
-        raise NoEvaluation(
-            f"{self.title} cannot be evaluated.",
-            "Its class has no evaluate.",
-            "Write it, and held-out figures are told.",
-        )
+        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no evaluate.", _WRITE_IT)
 
     async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
         """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and log it."""
@@ -185,9 +183,9 @@ class BaseEnv:
             raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
         started = time.time()
         panel = RewardList(self.config.panel) if self.config.panel else None
-        scoring = HeldOutScoring(self.rewards, panel, self.curr_step)
+        scorers = {"rewards": self.rewards, "panel": panel}
         try:
-            evaluation = await evaluate_items(items, answers_of, self.config, scoring)
+            evaluation = await evaluate_items(items, answers_of, self.config, **scorers, step=self.curr_step)
         finally:
             if panel is not None:
                 await panel.close()
@@ -233,9 +231,7 @@ class BaseEnv:
         """Write `data`, whose keys are attributes of this object, to be found again by `load_checkpoint`."""
         folder = self.checkpoint_folder
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f"step-{step}.json.tmp"
-        unfinished.write_text(json.dumps(dict(data or {})))
-        unfinished.rename(folder / f"step-{step}.json")
+        replace_file(folder / f"step-{step}.json", json.dumps(dict(data or {})).encode())
 
     def load_checkpoint(self) -> None:
         """Set the attributes saved at the current step, where there is a file of that step."""

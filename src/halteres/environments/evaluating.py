@@ -1,7 +1,6 @@
-"""Evaluation on held-out tasks: greedy and at temperature 1, and the files that tell of it.
+"""Evaluation on held-out tasks: greedy and at temperature 1, its metrics and its files.
 
-Owns: what is counted, the metric names, the evaluation's files, the seeds of its samples (the same for every run).
-Never: changes the policy, draws tasks, drops a failed task without saying so.
+The seeds of its samples are the same for every run. A failed task is repeated, then counted and left out.
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import yaml
 
 from halteres.environments.config import BaseEnvConfig
-from halteres.environments.scoring import HeldOutScoring
+from halteres.environments.scoring import held_out_metrics
 from halteres.errors import EnvironmentFailed
+from halteres.files import replace_file
 from halteres.rewards.components import DISAGREEMENT, QUANTILE
 from halteres.rewards.functions import Sample
 from halteres.rewards.panel import PANEL, PROXY
+from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import Draw, rolling_out
 from halteres.types import FailedRollout, Outcome
@@ -71,28 +72,45 @@ AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
 
 
 async def evaluate_items(
-    items: Sequence[Any], answers_of: AnswersOf, config: BaseEnvConfig, scoring: HeldOutScoring | None = None
+    items: Sequence[Any],
+    answers_of: AnswersOf,
+    config: BaseEnvConfig,
+    *,
+    rewards: RewardList | None = None,
+    panel: RewardList | None = None,
+    step: int = 0,
 ) -> Evaluation:
-    """Answer every item, `max_eval_workers` at once; failed tasks are repeated, then counted and left out.
+    """Answer every item, `max_eval_workers` at once.
 
     Args:
-        scoring: what the answers at temperature 1 are scored by beside the environment.
+        rewards, panel: what the answers at temperature 1 are scored by beside the environment.
+        step: batches delivered.
 
     Raises:
         EnvironmentFailed: every task failed; the text holds the last failure.
     """
     workers = asyncio.Semaphore(config.max_eval_workers)
 
+    async def answer(item: Any) -> _Task:
+        greedy = await answers_of(item, 1, GREEDY)
+        sampled = await answers_of(item, config.num_eval_samples, SAMPLED)
+        return _Task(item=item, greedy=greedy[0], sampled=tuple(sampled))
+
     async def one(number: int, item: Any) -> _Task | FailedRollout:
         outcome: _Task | FailedRollout = FailedRollout(code="cancelled", why="never tried")
         async with workers:
             for _ in range(config.rollout_retries + 1):
                 with rolling_out(Draw(seed=0, step=0, ordinal=number, split="eval")):
-                    outcome = await settle(_answer_task(item, answers_of, config.num_eval_samples))
+                    outcome = await settle(answer(item))
                 if isinstance(outcome, _Task):
                     break
-            if scoring is not None and isinstance(outcome, _Task):
-                outcome = replace(outcome, sampled=await _also_scored(outcome, scoring))
+            if isinstance(outcome, _Task):
+                samples = [answer.sample for answer in outcome.sampled if answer.sample is not None]
+                if len(samples) == len(outcome.sampled):
+                    rows = await held_out_metrics(rewards, panel, item, samples, step)
+                    pairs = zip(outcome.sampled, rows, strict=True)
+                    scored = (replace(answer, metrics={**answer.metrics, **row}) for answer, row in pairs)
+                    outcome = replace(outcome, sampled=tuple(scored))
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
@@ -105,41 +123,27 @@ async def evaluate_items(
     return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=tuple(_samples(tasks)))
 
 
-async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
-    greedy = await answers_of(item, 1, GREEDY)
-    return _Task(item=item, greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
-
-
-async def _also_scored(task: _Task, scoring: HeldOutScoring) -> tuple[Answer, ...]:
-    samples = [answer.sample for answer in task.sampled if answer.sample is not None]
-    if len(samples) < len(task.sampled):
-        return task.sampled
-    more = await scoring.score(task.item, samples)
-    return tuple(
-        replace(answer, metrics={**answer.metrics, **metrics})
-        for answer, metrics in zip(task.sampled, more, strict=True)
-    )
-
-
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
     least = config.success_threshold
     sampled = [answer for task in tasks for answer in task.sampled]
     versions = [answer.version for answer in sampled if answer.version >= 0]
-    per_task = [_mean([float(answer.score > least) for answer in task.sampled]) for task in tasks]
+    per_task = [fmean([float(answer.score > least) for answer in task.sampled]) for task in tasks]
+    mean, num = fmean(per_task), len(tasks)
+    squares = math.fsum((share - mean) ** 2 for share in per_task)
     metrics: dict[str, float] = {
-        "eval/percent_correct": _mean(per_task),
-        "eval/percent_correct_greedy": _mean([float(task.greedy.score > least) for task in tasks]),
-        "eval/percent_correct_stderr": _standard_error(per_task),
-        "eval/mean_score": _mean([answer.score for answer in sampled]),
-        "eval/completion_lengths": _mean([float(answer.num_tokens) for answer in sampled]),
-        "eval/truncated": _mean([float(answer.stop_reason == "length") for answer in sampled]),
-        "eval/num_tasks": len(tasks),
+        "eval/percent_correct": mean,
+        "eval/percent_correct_greedy": fmean([float(task.greedy.score > least) for task in tasks]),
+        "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
+        "eval/mean_score": fmean([answer.score for answer in sampled]),
+        "eval/completion_lengths": fmean([float(answer.num_tokens) for answer in sampled]),
+        "eval/truncated": fmean([float(answer.stop_reason == "length") for answer in sampled]),
+        "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
     for name in dict.fromkeys(name for answer in sampled for name in answer.metrics):
         values = [answer.metrics[name] for answer in sampled if name in answer.metrics]
-        metrics[f"eval/{name}"] = _mean(values)
+        metrics[f"eval/{name}"] = fmean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)
         if name.endswith(f"/{DISAGREEMENT}"):
@@ -161,21 +165,9 @@ def _best_of(tasks: Sequence[_Task], count: int, least: float) -> dict[str, floa
     if not best:
         return {}
     return {
-        f"eval/best_of_{count}": _mean(best),
-        f"eval/percent_correct_best_of_{count}": _mean([float(score > least) for score in best]),
+        f"eval/best_of_{count}": fmean(best),
+        f"eval/percent_correct_best_of_{count}": fmean([float(score > least) for score in best]),
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean over tasks; 0 for a single one."""
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
@@ -186,11 +178,11 @@ def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
         if item not in alike:
             alike.append(item)
         number = {"task": alike.index(item)} if alike[0] != item else {}
-        yield {**_sample(task.greedy, GREEDY), **number}
-        yield from ({**_sample(answer, SAMPLED), **number} for answer in task.sampled)
+        yield _sample(task.greedy, GREEDY, number)
+        yield from (_sample(answer, SAMPLED, number) for answer in task.sampled)
 
 
-def _sample(answer: Answer, temperature: float) -> dict[str, Any]:
+def _sample(answer: Answer, temperature: float, number: Mapping[str, int]) -> dict[str, Any]:
     return {
         "prompt": answer.prompt,
         "completion": answer.completion,
@@ -199,6 +191,7 @@ def _sample(answer: Answer, temperature: float) -> dict[str, Any]:
         "tokens": answer.num_tokens,
         "finish": answer.stop_reason,
         **({} if answer.outcome is None else {"outcome": answer.outcome}),
+        **number,
     }
 
 
@@ -223,12 +216,6 @@ def write_evaluation(
         },
         "results": {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)},
     }
-    _write(folder / "evaluate_config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-    _write(folder / "samples.jsonl", "".join(json.dumps(dict(sample)) + "\n" for sample in samples))
-    _write(folder / "metrics.json", json.dumps(report, indent=2) + "\n")
-
-
-def _write(file: Path, text: str) -> None:
-    unfinished = file.with_name(file.name + ".tmp")
-    unfinished.write_text(text)
-    unfinished.replace(file)
+    replace_file(folder / "evaluate_config.yaml", yaml.safe_dump(dict(config), sort_keys=False).encode())
+    replace_file(folder / "samples.jsonl", "".join(json.dumps(dict(sample)) + "\n" for sample in samples).encode())
+    replace_file(folder / "metrics.json", f"{json.dumps(report, indent=2)}\n".encode())
