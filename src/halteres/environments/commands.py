@@ -77,7 +77,8 @@ def parse(arguments: Sequence[str]) -> Arguments:
     Raises:
         BadUsage: no verb, an unknown one, an unknown option, or one without its value.
     """
-    verb = next((verb for verb in VERBS if arguments and arguments[0] == verb), None)
+    known: dict[str, Verb] = {verb: verb for verb in VERBS}
+    verb = known.get(arguments[0]) if arguments else None
     if verb is None:
         given = f"'{arguments[0]}' is none of the commands" if arguments else "There is no command"
         raise BadUsage(f"{given}; they are {', '.join(VERBS)}.")

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -28,7 +28,7 @@ from halteres.rewards.panel import PANEL, PROXY
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import Draw, rolling_out
-from halteres.types import FailedRollout, Outcome
+from halteres.types import FailedRollout, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,35 @@ GREEDY, SAMPLED = 0.0, 1.0  # temperatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer to a held-out task."""
+    """One answer to a held-out task: what the policy did, and the chat as the config's `rewards` and `panel` see it."""
 
-    prompt: str  # the last message before the policy's first
-    completion: str  # ... and all that follows it
-    score: float  # reward units
-    num_tokens: int
-    stop_reason: str
-    version: int  # of the policy; below 0 if unknown
-    outcome: Outcome | None = None  # of an episode
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    sample: Sample | None = None  # what the config's `rewards` and `panel` look at
+    trajectory: Trajectory
+    chat: Sample
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(turn.action) for turn in self.trajectory.turns)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a limit of tokens ended the last turn."""
+        return self.trajectory.turns[-1].stop_reason == "length"
+
+    def row(self, temperature: float) -> dict[str, Any]:
+        """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
+        trajectory, prompt = self.trajectory, self.chat.prompt
+        first, *others = self.chat.completion
+        texts = [str(first["content"]), *(f"[{one['role']}]\n{one.get('content', '')}" for one in others)]
+        return {
+            "prompt": str(prompt[-1]["content"]) if prompt else "",
+            "completion": "\n\n".join(texts),
+            "score": trajectory.score,
+            "temperature": temperature,
+            "tokens": self.num_tokens,
+            "finish": trajectory.turns[-1].stop_reason,
+            **({} if trajectory.outcome is None else {"outcome": trajectory.outcome}),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +75,7 @@ class _Task:
     item: Any
     greedy: Answer
     sampled: tuple[Answer, ...]
+    metrics: list[dict[str, float]]  # of each sampled answer: its own, and what rewards and panel gave it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +113,8 @@ async def evaluate_items(
     async def answer(item: Any) -> _Task:
         greedy = await answers_of(item, 1, GREEDY)
         sampled = await answers_of(item, config.num_eval_samples, SAMPLED)
-        return _Task(item=item, greedy=greedy[0], sampled=tuple(sampled))
+        metrics = [dict(answer.trajectory.metrics) for answer in sampled]
+        return _Task(item=item, greedy=greedy[0], sampled=tuple(sampled), metrics=metrics)
 
     async def one(number: int, item: Any) -> _Task | FailedRollout:
         outcome: _Task | FailedRollout = FailedRollout(code="cancelled", why="never tried")
@@ -105,12 +125,10 @@ async def evaluate_items(
                 if isinstance(outcome, _Task):
                     break
             if isinstance(outcome, _Task):
-                samples = [answer.sample for answer in outcome.sampled if answer.sample is not None]
-                if len(samples) == len(outcome.sampled):
-                    rows = await held_out_metrics(rewards, panel, item, samples, step)
-                    pairs = zip(outcome.sampled, rows, strict=True)
-                    scored = (replace(answer, metrics={**answer.metrics, **row}) for answer, row in pairs)
-                    outcome = replace(outcome, sampled=tuple(scored))
+                chats = [answer.chat for answer in outcome.sampled]
+                rows = await held_out_metrics(rewards, panel, item, chats, step)
+                for metrics, row in zip(outcome.metrics, rows, strict=True):
+                    metrics |= row
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
@@ -124,75 +142,56 @@ async def evaluate_items(
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
-    least = config.success_threshold
+    least, num = config.success_threshold, len(tasks)
     sampled = [answer for task in tasks for answer in task.sampled]
-    versions = [answer.version for answer in sampled if answer.version >= 0]
-    per_task = [fmean([float(answer.score > least) for answer in task.sampled]) for task in tasks]
-    mean, num = fmean(per_task), len(tasks)
+    versions = [max(turn.version_max for turn in answer.trajectory.turns) for answer in sampled]
+    per_task = [fmean(float(answer.trajectory.score > least) for answer in task.sampled) for task in tasks]
+    mean = fmean(per_task)
     squares = math.fsum((share - mean) ** 2 for share in per_task)
     metrics: dict[str, float] = {
         "eval/percent_correct": mean,
-        "eval/percent_correct_greedy": fmean([float(task.greedy.score > least) for task in tasks]),
+        "eval/percent_correct_greedy": fmean(float(task.greedy.trajectory.score > least) for task in tasks),
         "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
-        "eval/mean_score": fmean([answer.score for answer in sampled]),
-        "eval/completion_lengths": fmean([float(answer.num_tokens) for answer in sampled]),
-        "eval/truncated": fmean([float(answer.stop_reason == "length") for answer in sampled]),
+        "eval/mean_score": fmean(answer.trajectory.score for answer in sampled),
+        "eval/completion_lengths": fmean(answer.num_tokens for answer in sampled),
+        "eval/truncated": fmean(float(answer.is_cut_off) for answer in sampled),
         "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
-    for name in dict.fromkeys(name for answer in sampled for name in answer.metrics):
-        values = [answer.metrics[name] for answer in sampled if name in answer.metrics]
+    measured = [row for task in tasks for row in task.metrics]
+    for name in dict.fromkeys(name for row in measured for name in row):
+        values = [row[name] for row in measured if name in row]
         metrics[f"eval/{name}"] = fmean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)
         if name.endswith(f"/{DISAGREEMENT}"):
             metrics[f"eval/{name}{QUANTILE}"] = sorted(values)[math.ceil(0.95 * len(values)) - 1]
-    if config.eval_best_of > 1:
-        metrics |= _best_of(tasks, config.eval_best_of, least)
-    if versions:
+    if (count := config.eval_best_of) > 1:
+        # The environment's own score of the answer that the rewards like best among so many, mean over tasks.
+        best: list[float] = []
+        for task in tasks:
+            totals = [row[PROXY] for row in task.metrics[:count] if PROXY in row]
+            if len(totals) == len(task.metrics[:count]):
+                best.append(task.sampled[totals.index(max(totals))].trajectory.score)
+        if best:
+            metrics[f"eval/best_of_{count}"] = fmean(best)
+            metrics[f"eval/percent_correct_best_of_{count}"] = fmean(float(score > least) for score in best)
+    if max(versions) >= 0:
         metrics["eval/policy_version"] = max(versions)
     return metrics
 
 
-def _best_of(tasks: Sequence[_Task], count: int, least: float) -> dict[str, float]:
-    """The environment's own score of the answer that the rewards like best among so many, mean over tasks."""
-    best = [
-        max(task.sampled[:count], key=lambda answer: answer.metrics[PROXY]).score
-        for task in tasks
-        if all(PROXY in answer.metrics for answer in task.sampled[:count])
-    ]
-    if not best:
-        return {}
-    return {
-        f"eval/best_of_{count}": fmean(best),
-        f"eval/percent_correct_best_of_{count}": fmean([float(score > least) for score in best]),
-    }
-
-
 def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
     """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
-    asked: defaultdict[str, list[str]] = defaultdict(list)
+    items_of: defaultdict[str, list[str]] = defaultdict(list)
     for task in tasks:
-        alike, item = asked[task.greedy.prompt], repr(task.item)
+        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
+        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
         if item not in alike:
             alike.append(item)
         number = {"task": alike.index(item)} if alike[0] != item else {}
-        yield _sample(task.greedy, GREEDY, number)
-        yield from (_sample(answer, SAMPLED, number) for answer in task.sampled)
-
-
-def _sample(answer: Answer, temperature: float, number: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "prompt": answer.prompt,
-        "completion": answer.completion,
-        "score": answer.score,
-        "temperature": temperature,
-        "tokens": answer.num_tokens,
-        "finish": answer.stop_reason,
-        **({} if answer.outcome is None else {"outcome": answer.outcome}),
-        **number,
-    }
+        yield from ({**row, **number} for row in rows)
 
 
 def write_evaluation(

@@ -1,10 +1,7 @@
-"""A child process that is asked one thing at a time and killed when it takes too long.
+"""A child process that is asked one thing at a time and killed, with all that it started, when it takes too long.
 
-Owns: its process group, the time limit of every answer (by the parent's clock, so nothing in the child can put it off),
-how a failure is named.
-Never: knows what is asked; takes a late or broken answer for one.
-
-Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be.
+Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be. Time is the parent's,
+so nothing in the child can put its limit off; a late or broken answer is none.
 """
 
 from __future__ import annotations
@@ -16,12 +13,19 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.errors import EnvironmentFailed
 from halteres.process import die_with_parent
+
+GYM_WORKER = Path(__file__).with_name("gym_worker.py")
+
+START_S = 120.0
+"""How long another package may take to be imported, and its data set or environment to be made."""
 
 LONGEST_ANSWER = 1 << 20
 """Bytes of one line from the child."""
@@ -43,6 +47,11 @@ class WorkerRefused(EnvironmentFailed):
     """The worker's code raised."""
 
     code = "scorer_error"
+
+
+def gym_worker(kind: Literal["reasoning", "text"], *arguments: str, python: str | None = None) -> WorkerProcess:
+    """A worker that runs another package's environment (`gym_worker`), by a Python that has the package."""
+    return WorkerProcess((python or sys.executable, str(GYM_WORKER), kind, *arguments), start_within_s=START_S)
 
 
 class WorkerProcess:
@@ -69,20 +78,21 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the child and all that it started, at once."""
         child, self._child = self._child, None
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            with contextlib.suppress(OSError):  # what was not written yet goes nowhere
-                if child.stdin is not None:
-                    child.stdin.close()
-            if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
-                with contextlib.suppress(OSError):
-                    self._output.shutdown(socket.SHUT_RDWR)
-                self._output.close()
-                self._output = None
-            if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
-                child.stdout.close()
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        with contextlib.suppress(OSError):  # what was not written yet goes nowhere
+            if child.stdin is not None:
+                child.stdin.close()
+        if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
+            with contextlib.suppress(OSError):
+                self._output.shutdown(socket.SHUT_RDWR)
+            self._output.close()
+            self._output = None
+        if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
+            child.stdout.close()
 
     async def _start(self) -> subprocess.Popen[bytes]:
         self._child = child = self._spawned()
@@ -109,7 +119,14 @@ class WorkerProcess:
     ) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(within_s):
-                answer = _parsed(await asyncio.to_thread(_exchange, child, question))
+                line = await asyncio.to_thread(_exchange, child, question)
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                answer = None
+            if not isinstance(answer, dict):
+                said = f"The worker said {line[:80]!r}, which is no object."
+                raise WorkerLost(said if line else "The worker ended.")
             if "error" in answer:
                 raise WorkerRefused(str(answer["error"]))
             return answer
@@ -132,13 +149,3 @@ def _exchange(child: subprocess.Popen[bytes], question: Mapping[str, Any] | None
     if not line.endswith(b"\n"):
         child.stdout.close()
     return line
-
-
-def _parsed(line: bytes) -> Mapping[str, Any]:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise WorkerLost("The worker ended." if not line else f"The worker said {line[:80]!r}, which is no object.")
-    return answer

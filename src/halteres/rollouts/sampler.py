@@ -1,8 +1,4 @@
-"""Turns: prompts in, actions of the policy out.
-
-Owns: the retries of a sampling request, its seed, its failure as one typed error, tokens within the limits.
-Never: scores, groups, or talks to the trajectory server.
-"""
+"""Turns: prompts in, actions of the policy out, sampled with retries and within the limits of tokens."""
 
 from __future__ import annotations
 
@@ -142,20 +138,20 @@ class Sampler:
             completions = await self.retries.call(counted, on=(ServerError,))
         except (InvalidData, NotReady, ServerError) as error:
             raise SamplerFailed(error.what, error.why, error.next) from error
-        return tuple(self._turn(tuple(prompt), completion) for completion in completions)
-
-    def _turn(self, prompt: tuple[int, ...], completion: Completion) -> Turn:
-        if self.server_type == "sglang" and len(completion.tokens) != len(completion.logprobs):
-            raise SamplerFailed(
-                f"A completion has {len(completion.tokens)} tokens and {len(completion.logprobs)} log-probabilities."
+        prompt, turns = tuple(prompt), list[Turn]()
+        for completion in completions:
+            tokens, logprobs = len(completion.tokens), len(completion.logprobs)
+            if self.server_type == "sglang" and tokens != logprobs:
+                raise SamplerFailed(f"A completion has {tokens} tokens and {logprobs} log-probabilities.")
+            first, last = completion.versions or (UNTAGGED, UNTAGGED)
+            turn = Turn(
+                prompt=prompt,
+                action=completion.tokens or tuple(self.tokenizer.encode(completion.text)),
+                logprobs=completion.logprobs,
+                text=completion.text,
+                version_min=PolicyVersion(first),
+                version_max=PolicyVersion(last),
+                stop_reason=completion.finish,
             )
-        first, last = completion.versions or (UNTAGGED, UNTAGGED)
-        return Turn(
-            prompt=prompt,
-            action=completion.tokens or tuple(self.tokenizer.encode(completion.text)),
-            logprobs=completion.logprobs,
-            text=completion.text,
-            version_min=PolicyVersion(first),
-            version_max=PolicyVersion(last),
-            stop_reason=completion.finish,
-        )
+            turns.append(turn)
+        return tuple(turns)
