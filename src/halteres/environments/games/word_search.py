@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from halteres.environments.games.game import Level, Move
-from halteres.environments.games.words import WordGame
+from halteres.environments.games.word_games import WordGame
 
 Line = tuple[int, int, int, int]
 """Start row, start column, end row, end column; from 0."""
