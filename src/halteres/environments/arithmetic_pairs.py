@@ -1,9 +1,8 @@
 """Preference pairs made of arithmetic problems: the smallest data on which a reward model can be watched.
 
-Owns: three kinds of preference of different difficulty. *polite*: a friendly remark beside the answer against a rude
-one. *complete*: a whole answer against one that breaks off. *correct*: the right number against a near one, in an
-answer of the same form; the model has to do the sum.
-Never: lets the length of a side tell which is chosen, but in *complete*, whose rejected side is often the shorter.
+Three kinds of preference. *polite*: a friendly remark beside the answer against a rude one. *complete*: a whole answer
+against one that breaks off, and is often shorter. *correct*: the right number against a near one, in an answer of the
+same form; the model has to do the sum. In the first and the last, the length of a side does not tell which is chosen.
 Promise: the same seed gives the same rows; training and held-out rows have no problem in common (`problems.split_of`).
 """
 

@@ -1,8 +1,4 @@
-"""The environment `judge_pairs`: a judge that is trained on preference pairs, by reward rather than by example.
-
-Owns: how a pair is shown, in which order; the reward, 1 where the verdict names the preferred answer.
-Never: reads an opinion into an answer without a verdict; trains on a pair that it holds out.
-"""
+"""The environment `judge_pairs`: a judge that is trained on preference pairs, by reward rather than by example."""
 
 from __future__ import annotations
 
