@@ -20,9 +20,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from halteres.clients.inference import InferenceClient, Sampling
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.evaluating import AnswersOf, evaluate_items, write_evaluation
+from halteres.environments.evaluating import AnswersOf, evaluate_items
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
 from halteres.environments.scoring import GroupScoring
@@ -63,6 +65,7 @@ class BaseEnv:
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}
     """Settings of the trainer that a run of this environment begins with: field -> value."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+    checkpoint_dir: str = ""  # of the trainer, known once the environment is registered
 
     def __init__(
         self,
@@ -183,20 +186,21 @@ class BaseEnv:
             raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
         started = time.time()
         panel = RewardList(self.config.panel) if self.config.panel else None
-        scorers = {"rewards": self.rewards, "panel": panel}
         try:
-            evaluation = await evaluate_items(items, answers_of, self.config, **scorers, step=self.curr_step)
+            metrics, samples = await evaluate_items(
+                items, answers_of, self.config, rewards=self.rewards, panel=panel, step=self.curr_step
+            )
         finally:
             if panel is not None:
                 await panel.close()
         await self.evaluate_log(
-            evaluation.metrics,
+            metrics,
             start_time=started,
             end_time=time.time(),
             generation_parameters={"temperature": [0.0, 1.0], "max_new_tokens": self.config.max_new_tokens},
-            samples=evaluation.samples,
+            samples=samples,
         )
-        return evaluation.metrics
+        return metrics
 
     async def evaluate_log(
         self,
@@ -211,17 +215,27 @@ class BaseEnv:
     ) -> None:
         """Keep an evaluation's metrics, and write its files where `data_dir_to_save_evals` names a folder."""
         self.last_evaluation = dict(metrics)
-        if self.config.data_dir_to_save_evals:
-            write_evaluation(
-                Path(self.config.data_dir_to_save_evals),
-                task=task_name or self.title,
-                model=model_name or self.server_config.model_name,
-                seconds=(end_time - start_time) if start_time is not None and end_time is not None else None,
-                generation_parameters=generation_parameters or {},
-                config=self.config.model_dump(mode="json"),
-                metrics=metrics,
-                samples=samples,
-            )
+        if not self.config.data_dir_to_save_evals:
+            return
+        report = {
+            "config_general": {
+                "model_name": model_name or self.server_config.model_name,
+                "total_evaluation_time_seconds": None
+                if start_time is None or end_time is None
+                else end_time - start_time,
+                "generation_parameters": dict(generation_parameters or {}),
+            },
+            "results": {f"atropos|{task_name or self.title}|0": dict(metrics), "all": dict(metrics)},
+        }
+        files = {  # the metrics last
+            "evaluate_config.yaml": yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False),
+            "samples.jsonl": "".join(json.dumps(dict(sample)) + "\n" for sample in samples),
+            "metrics.json": json.dumps(report, indent=2) + "\n",
+        }
+        folder = Path(self.config.data_dir_to_save_evals)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            replace_file(folder / name, text.encode())
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Write the step's metrics; add your own to the map, then call this."""
@@ -250,8 +264,6 @@ class BaseEnv:
         system = self.config.system_prompt
         first = [] if system is None else [{"role": "system", "content": system}]
         return [*first, {"role": "user", "content": prompt}]
-
-    checkpoint_dir: str = ""  # of the trainer, told at registration
 
     @property
     def title(self) -> str:

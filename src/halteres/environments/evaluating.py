@@ -6,22 +6,17 @@ The seeds of its samples are the same for every run. A failed task is repeated, 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
-
-import yaml
 
 from halteres.environments.config import BaseEnvConfig
 from halteres.environments.scoring import held_out_metrics
 from halteres.errors import EnvironmentFailed
-from halteres.files import replace_file
 from halteres.rewards.components import DISAGREEMENT, QUANTILE
 from halteres.rewards.functions import Sample
 from halteres.rewards.panel import PANEL, PROXY
@@ -78,14 +73,6 @@ class _Task:
     metrics: list[dict[str, float]]  # of each sampled answer: its own, and what rewards and panel gave it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What an evaluation found: metrics, and every answer (of each task the greedy one first)."""
-
-    metrics: Mapping[str, float]
-    samples: tuple[Mapping[str, Any], ...]
-
-
 AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
 """(item, how many, temperature) -> answers."""
 
@@ -98,8 +85,8 @@ async def evaluate_items(
     rewards: RewardList | None = None,
     panel: RewardList | None = None,
     step: int = 0,
-) -> Evaluation:
-    """Answer every item, `max_eval_workers` at once.
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Answer every item, `max_eval_workers` at once; the metrics, and every answer (of each task the greedy one first).
 
     Args:
         rewards, panel: what the answers at temperature 1 are scored by beside the environment.
@@ -138,7 +125,7 @@ async def evaluate_items(
         log.warning("A held-out task failed (%s): %s", failure.code, failure.why)
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=tuple(_samples(tasks)))
+    return _metrics(tasks, len(failed), config), list(_samples(tasks))
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
@@ -192,29 +179,3 @@ def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
             alike.append(item)
         number = {"task": alike.index(item)} if alike[0] != item else {}
         yield from ({**row, **number} for row in rows)
-
-
-def write_evaluation(
-    folder: Path,
-    *,
-    task: str,
-    model: str,
-    seconds: float | None,
-    generation_parameters: Mapping[str, Any],
-    config: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    samples: Sequence[Mapping[str, Any]],
-) -> None:
-    """Write evaluate_config.yaml, samples.jsonl and, last, metrics.json, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {
-        "config_general": {
-            "model_name": model,
-            "total_evaluation_time_seconds": seconds,
-            "generation_parameters": dict(generation_parameters),
-        },
-        "results": {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)},
-    }
-    replace_file(folder / "evaluate_config.yaml", yaml.safe_dump(dict(config), sort_keys=False).encode())
-    replace_file(folder / "samples.jsonl", "".join(json.dumps(dict(sample)) + "\n" for sample in samples).encode())
-    replace_file(folder / "metrics.json", f"{json.dumps(report, indent=2)}\n".encode())
