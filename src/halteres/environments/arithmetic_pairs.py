@@ -57,14 +57,17 @@ def preference_pairs(count: int, *, seed: int = 0, split: Split = "train") -> It
 
 
 def _sides(rng: random.Random, problem: Problem, kind: Kind) -> tuple[str, str]:
-    steps = rng.random() < 0.5
-    right = _answer(problem, problem.answer, steps=steps)
+    steps, answer = rng.random() < 0.5, problem.answer
+    right = _answer(problem, answer, steps=steps)
     if kind == "correct":
-        return right, _answer(problem, _near(rng, problem.answer), steps=steps)
+        near = [number for number in range(max(0, answer - 3), answer + 4) if number != answer]
+        return right, _answer(problem, rng.choice(near), steps=steps)
     if kind == "polite":
         first = rng.random() < 0.5
-        friendly, rude = rng.choice(_FRIENDLY), rng.choice(_RUDE)
-        return _beside(right, friendly, first=first), _beside(right, rude, first=first)
+        friendly, rude = (
+            f"{remark} {right}" if first else f"{right} {remark}" for remark in map(rng.choice, (_FRIENDLY, _RUDE))
+        )
+        return friendly, rude
     begun = " ".join(equations(problem)[: rng.randint(0, 1)])
     return right, " ".join(part for part in (begun, rng.choice(_BREAKS_OFF)) if part) or "Well,"
 
@@ -75,12 +78,3 @@ def _answer(problem: Problem, number: int, *, steps: bool) -> str:
     if shown:
         shown[-1] = f"{shown[-1].rpartition('= ')[0]}= {number}."
     return " ".join([*shown, f"So the answer is \\boxed{{{number}}}."])
-
-
-def _near(rng: random.Random, answer: int) -> int:
-    """Another number within 3, not below 0."""
-    return rng.choice([number for number in range(max(0, answer - 3), answer + 4) if number != answer])
-
-
-def _beside(answer: str, remark: str, *, first: bool) -> str:
-    return f"{remark} {answer}" if first else f"{answer} {remark}"

@@ -34,7 +34,7 @@ from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import Round, complete, settle
 from halteres.rollouts.rng import Draw, one_rollout
-from halteres.rollouts.sampler import Limits, Sampler
+from halteres.rollouts.sampler import Sampler
 from halteres.text import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory
 
@@ -308,5 +308,4 @@ def make_sampler(config: BaseEnvConfig, server: APIServerConfig, tokenizer: Toke
         max_connections=server.num_max_requests_at_once,
     )
     defaults = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
-    limits = Limits(max_sequence=config.max_token_length)
-    return Sampler(client, tokenizer, defaults, limits=limits, server_type=server.server_type)
+    return Sampler(client, tokenizer, defaults, max_sequence=config.max_token_length, server_type=server.server_type)

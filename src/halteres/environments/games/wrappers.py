@@ -22,7 +22,7 @@ import msgspec
 
 from halteres.clients.plain import post_bytes
 from halteres.errors import HalteresError, InvalidConfig, unknown
-from halteres.text import Message
+from halteres.text import Tokenizer
 
 WrappedStep = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -57,14 +57,6 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Let go of what is held."""
-        ...
-
-
-class ChatTemplate(Protocol):
-    """What renders a chat as a model's own template does, e.g. `halteres.text.Tokenizer`."""
-
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> str:
-        """The text of these messages, with the assistant's turn opened."""
         ...
 
 
@@ -297,9 +289,9 @@ class ObservationWrapper(Wrapper):
 
     state = ("observations", "actions")
 
-    _chat: ChatTemplate  # of the views that render a chat
+    _chat: Tokenizer  # of the views that render a chat
 
-    def __init__(self, env: Environment, view: View, chat: ChatTemplate | None = None) -> None:
+    def __init__(self, env: Environment, view: View, chat: Tokenizer | None = None) -> None:
         super().__init__(env)
         self.view = view
         if chat is not None:
@@ -396,7 +388,7 @@ STAGES = {
 
 
 def wrappers(
-    names: str, *, chat: ChatTemplate | None = None, search_url: str | None = None
+    names: str, *, chat: Tokenizer | None = None, search_url: str | None = None
 ) -> tuple[Callable[[Environment], Wrapper], ...]:
     """The wrappers of these names, checked, innermost first.
 
@@ -429,16 +421,14 @@ def wrappers(
     return tuple(_wrapper(name, chat, search_url) for name in listed)
 
 
-def wrap(
-    env: Environment, names: str, *, chat: ChatTemplate | None = None, search_url: str | None = None
-) -> Environment:
+def wrap(env: Environment, names: str, *, chat: Tokenizer | None = None, search_url: str | None = None) -> Environment:
     """An environment within wrappers; arguments and errors as of `wrappers`."""
     for wrapper in wrappers(names, chat=chat, search_url=search_url):
         env = wrapper(env)
     return env
 
 
-def _wrapper(name: str, chat: ChatTemplate | None, search_url: str | None) -> Callable[[Environment], Wrapper]:
+def _wrapper(name: str, chat: Tokenizer | None, search_url: str | None) -> Callable[[Environment], Wrapper]:
     if name in SEARCH_REWARDS:
         if search_url is None:
             raise InvalidConfig(
