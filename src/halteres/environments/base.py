@@ -102,9 +102,7 @@ class BaseEnv:
 
     async def setup(self) -> None:
         """Called once, before the first item; by default it calls `load_dataset`."""
-        loading = self.load_dataset()
-        if inspect.isawaitable(loading):
-            await loading
+        await awaited(self.load_dataset())
 
     def load_dataset(self) -> Awaitable[None] | None:
         """Load what items are drawn from, into attributes of this object; `async def` or not."""
@@ -279,6 +277,11 @@ class BaseEnv:
     def checkpoint_folder(self) -> Path:
         """Where `save_checkpoint` writes."""
         return Path(self.checkpoint_dir or ".") / "env_checkpoints" / self.wandb_name
+
+
+async def awaited(value: Any) -> Any:
+    """What an author's method gave, `async def` or not."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def tokenizer_folder(name: str) -> Path:

@@ -54,14 +54,6 @@ class BadUsage(UserError):
     code = "usage"
 
 
-class Interrupted(Exception):
-    """A signal ended the command before it had an answer."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self.number = number
-        super().__init__(number.name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
     """A command and what it overrides, values as text."""
@@ -131,8 +123,8 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
         is_usage = isinstance(error, BadUsage)
         sys.stderr.write(f"error: {' '.join([*error.sentence.split(), *([usage] if is_usage else [])])}\n")
         return 2 if is_usage else NOTHING_TO_EVALUATE if isinstance(error, NoEvaluation) else 1
-    except Interrupted as signalled:
-        return 0 if arguments[0] == "serve" else 128 + signalled.number  # a signal is how serving ends
+    if isinstance(answer, signal.Signals):
+        return 0 if parsed.verb == "serve" else 128 + answer  # a signal is how serving ends
     if answer:
         answers.write(answer + "\n")
         answers.flush()
@@ -206,12 +198,8 @@ async def _serve(env: BaseEnv) -> None:
             await link.leave()
 
 
-async def _until_signal(command: Coroutine[Any, Any, str]) -> str:
-    """A command's answer. SIGTERM and SIGINT cancel it, so that it ends in order.
-
-    Raises:
-        Interrupted: it was cancelled so.
-    """
+async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
+    """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order."""
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(command)
     received: list[signal.Signals] = []
@@ -225,7 +213,7 @@ async def _until_signal(command: Coroutine[Any, Any, str]) -> str:
     try:
         return await task
     except asyncio.CancelledError:
-        raise Interrupted(received[0] if received else signal.SIGTERM) from None
+        return received[0] if received else signal.SIGTERM
 
 
 @contextmanager

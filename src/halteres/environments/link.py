@@ -155,7 +155,7 @@ class TrajectoryLink:
         log.warning("The trajectory server does not answer; a group is kept until it does.")
         return Posted(status=KEPT)
 
-    def has_enough(self) -> None:
+    def drop_undelivered(self) -> None:
         """The trainer wants no more: what was not delivered is not needed."""
         self._outbox.clear()
         self._outbox = Outbox(None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from typing import Annotated, Any, ClassVar, cast, get_args
 
 from pydantic import Field
 
-from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.config import BaseEnvConfig
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataItem, finite, items_of
@@ -157,12 +156,12 @@ class MultiTurnEnv(BaseEnv):
             return await env._run(task, temperature)
         finally:
             with boundary(EnvironmentFailed, f"{self.title}.close"):
-                await _awaited(env.close())
+                await awaited(env.close())
 
     async def _run(self, task: Any, temperature: float | None) -> Episode:
         """One episode on this very object."""
         with boundary(EnvironmentFailed, f"{self.title}.reset"):
-            messages = self.chat_of(_checked(await _awaited(self.reset(task)), "reset"))
+            messages = self.chat_of(_checked(await awaited(self.reset(task)), "reset"))
             tools = tuple(self.tools() if callable(self.tools) else self.tools)
         # A server that is asked with messages is told of the tools in words.
         new_chat = partial(Chat, self.tokenizer, tools=tools, in_words=self.server.server_type != "sglang")
@@ -183,7 +182,7 @@ class MultiTurnEnv(BaseEnv):
             calls = tuple(replace(call, id=f"call_{number}_{call.index}") for call in calls)
             reply = Reply(text=text, turn=number, stop_reason=turn.stop_reason, tool_calls=calls)
             step, messages = await self._step(reply)
-            shown = _news(messages, chat.messages) if step.fresh else messages
+            shown = _new_part(messages, chat.messages) if step.fresh else messages
             episode.add(chat, replace(turn, reward=step.reward), shown)
             if step.done:
                 return await self._ended(episode, step.outcome)
@@ -198,7 +197,7 @@ class MultiTurnEnv(BaseEnv):
         """What the environment answers, and its messages as such."""
         where = f"{self.title}.step"
         with boundary(EnvironmentFailed, where):
-            step: Any = await _awaited(self.step(reply))
+            step: Any = await awaited(self.step(reply))
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
             if step.outcome not in (None, *get_args(Outcome)):
@@ -212,7 +211,7 @@ class MultiTurnEnv(BaseEnv):
     async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
         turns, where = tuple(episode.turns), f"{self.title}.score_episode"
         with boundary(EnvironmentFailed, where):
-            score = finite(await _awaited(self.score_episode(turns)), where)
+            score = finite(await awaited(self.score_episode(turns)), where)
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
             measured = self.measure(turns)
         outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
@@ -236,11 +235,6 @@ class MultiTurnEnv(BaseEnv):
         return [task.result() for task in tasks]
 
 
-async def _awaited(value: Any) -> Any:
-    """What an author's method gave, `async def` or not."""
-    return await value if inspect.isawaitable(value) else value
-
-
 def _checked(said: Any, what: str) -> str | Sequence[Message]:
     """What an author's method gave as messages. TypeError: it is no text, and no list of messages."""
     if isinstance(said, str):
@@ -254,7 +248,7 @@ def _checked(said: Any, what: str) -> str | Sequence[Message]:
     return cast(Sequence[Message], said)
 
 
-def _news(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
+def _new_part(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
     """A fresh chat's last message, without the lines with which the one before it began, too."""
     if not fresh or not before:
         return list(fresh)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from halteres.clients.trajectories import Address
-from halteres.environments.base import BaseEnv
+from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
 from halteres.environments.link import KEPT, Status, TrajectoryLink
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
@@ -151,7 +151,7 @@ class Serving:
                 log.info("All %d batches were delivered.", status.step)
                 if self._under_way:  # hear the acknowledgements of the last posts, which close their step
                     self._reap((await asyncio.wait(self._under_way, timeout=LAST_WORDS_S))[0])
-                self._link.has_enough()
+                self._link.drop_undelivered()
                 await self._report()
                 return
             room = status.room if plan is None else plan.room if total <= 0 or plan.step < total else 0
@@ -326,9 +326,7 @@ class Serving:
         """Run one of the author's hooks; what it raises is logged, and the run goes on."""
         try:
             with boundary(EnvironmentFailed, f"{self._env.title}.{name}"):
-                answer = hook()
-                if answer is not None:
-                    await answer
+                await awaited(hook())
         except EnvironmentFailed as error:
             log.warning("%s", error.sentence)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
 from halteres.environments.scoring import chat_sample
@@ -74,9 +73,8 @@ class SingleTurnEnv(BaseEnv):
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
         where = f"{self.title}.score"
         with boundary(EnvironmentFailed, where):
-            score = self.score(item, turn.text)
-            value = await score if inspect.isawaitable(score) else score
-        score = finite(value, where)
+            score = await awaited(self.score(item, turn.text))
+        score = finite(score, where)
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
             return Trajectory(turns=(turn,), score=score, metrics=self.measure(item, turn.text))
 

@@ -55,14 +55,14 @@ class Chat:
         said = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
         self.messages += [{"role": "assistant", "content": said}, *self._worded(messages)]
         before, self._text = self._text, self._rendered()
-        news = _behind(said, self._text[len(before) :]) if self._text.startswith(before) else None
-        if news is None:
+        new_text = _text_after(said, self._text[len(before) :]) if self._text.startswith(before) else None
+        if new_text is None:
             self.prompt = tuple(self._tokenizer.encode(self._text))
             return
-        context = self._tokenizer.encode(news)
-        self.prompt = (*self.prompt, *action, *(self._behind_end(context) if ended else context))
+        context = self._tokenizer.encode(new_text)
+        self.prompt = (*self.prompt, *action, *(self._after_end(context) if ended else context))
 
-    def _behind_end(self, context: list[int]) -> list[int]:
+    def _after_end(self, context: list[int]) -> list[int]:
         """Context that follows an end token, without the template's own, which is then its first word."""
         ends = (place for place, token in enumerate(context) if token in self._tokenizer.eos_token_ids)
         end = next(ends, None)
@@ -81,10 +81,10 @@ class Chat:
         return self._tokenizer.render(self.messages, **self._extra)
 
 
-def _behind(said: str, text: str) -> str | None:
+def _text_after(said: str, text: str) -> str | None:
     """What follows `said` in a text that begins with it; None where it begins with something else.
 
-    >>> _behind("5 ", " 5<end>")
+    >>> _text_after("5 ", " 5<end>")
     '<end>'
     """
     if text.startswith(said):

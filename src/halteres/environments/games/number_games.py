@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -109,10 +109,10 @@ class Mastermind(Game[Code, list[int]]):
         "easy": Code(length=2, num_digits=6, max_turns=10),
         "hard": Code(length=4, num_digits=8, max_turns=30),
     }
-    random_levels: ClassVar[Sequence[Code]] = (
+    random_levels = (
         Code(length=2, num_digits=4, max_turns=10),
         Code(length=4, num_digits=6, max_turns=20),
-        Code(length=4, num_digits=8, max_turns=30),
+        levels["hard"],
     )
     pattern = re.compile(r"\\boxed\{(\d+(?:\s+\d+)*)\}")
     state = ("code", "guesses", "most_black")

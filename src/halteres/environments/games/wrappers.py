@@ -315,17 +315,17 @@ class ObservationWrapper(Wrapper):
         observation, info = self.env.reset(seed=seed)
         if self.view == View.CONCAT_CHAT_ON_RESET:
             observation = self._chat.render([{"role": "user", "content": observation}], add_generation_prompt=True)
-        self._saw(observation, info)
+        self._remember(observation, info)
         return self._shown(info), info
 
     def step(self, action: str) -> WrappedStep:
         """Of an answer that called a tool, what follows the call is left out."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.actions.append(info.get("parsed_action", action))
-        self._saw(observation, info)
+        self._remember(observation, info)
         return self._shown(info), reward, terminated, truncated, info
 
-    def _saw(self, observation: str, info: Mapping[str, Any]) -> None:
+    def _remember(self, observation: str, info: Mapping[str, Any]) -> None:
         role = "tool" if info.get("use_tool", False) else "user"
         self.observations.append({"role": role, "content": observation})
 
