@@ -219,7 +219,7 @@ async def test_what_a_finished_run_needs_no_more_is_forgotten(tmp_path: Path) ->
     server = Server()
     Outbox(tmp_path).keep(Letter(key="k", body=BODY))
     link = await registered(server, tmp_path, send_s=60)
-    link.has_enough()
+    link.drop_undelivered()
     assert not kept(tmp_path)
     server.there.clear()
     sending = asyncio.create_task(link.send(BODY, "0/0/0"))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.errors import EnvironmentFailed
-from halteres.process import die_with_parent
+from halteres.process import Child
 
 GYM_WORKER = Path(__file__).with_name("gym_worker.py")
 
@@ -59,7 +57,7 @@ class WorkerProcess:
 
     def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
         self._command, self._start_within_s = tuple(command), start_within_s
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._output: socket.socket | None = None  # the child's; unlike a pipe's, its end can be shut whoever holds it
         self._turn = asyncio.Lock()
 
@@ -80,43 +78,32 @@ class WorkerProcess:
         child, self._child = self._child, None
         if child is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        child.kill()
         with contextlib.suppress(OSError):  # what was not written yet goes nowhere
-            if child.stdin is not None:
-                child.stdin.close()
+            if child.process.stdin is not None:
+                child.process.stdin.close()
         if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
             with contextlib.suppress(OSError):
                 self._output.shutdown(socket.SHUT_RDWR)
             self._output.close()
             self._output = None
-        if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
-            child.stdout.close()
+        if child.process.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
+            child.process.stdout.close()
 
-    async def _start(self) -> subprocess.Popen[bytes]:
+    async def _start(self) -> Child:
         self._child = child = self._spawned()
         await self._answer(child, None, self._start_within_s)
         return child
 
-    def _spawned(self) -> subprocess.Popen[bytes]:
-        # No secrets, and a group of its own; should this process die, the kernel ends the child.
+    def _spawned(self) -> Child:
         self._output, theirs = socket.socketpair()
-        with theirs:
-            child = subprocess.Popen(
-                self._command,
-                env=environ.for_sandboxed(),
-                stdin=subprocess.PIPE,
-                stdout=theirs.fileno(),
-                process_group=0,
-                preexec_fn=die_with_parent,
-            )
-        child.stdout = self._output.makefile("rb")
+        with theirs:  # no secrets among its variables
+            environment, stdout = environ.for_sandboxed(), theirs.fileno()
+            child = Child(self._command, environment=environment, stdin=subprocess.PIPE, stdout=stdout)
+        child.process.stdout = self._output.makefile("rb")
         return child
 
-    async def _answer(
-        self, child: subprocess.Popen[bytes], question: Mapping[str, Any] | None, within_s: float
-    ) -> Mapping[str, Any]:
+    async def _answer(self, child: Child, question: Mapping[str, Any] | None, within_s: float) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(within_s):
                 line = await asyncio.to_thread(_exchange, child, question)
@@ -137,15 +124,15 @@ class WorkerProcess:
             raise
 
 
-def _exchange(child: subprocess.Popen[bytes], question: Mapping[str, Any] | None) -> bytes:
+def _exchange(child: Child, question: Mapping[str, Any] | None) -> bytes:
     """Write a line, if there is one to write, and read one; what was read until the child's end, where it ended."""
-    if child.stdin is None or child.stdout is None:
+    if child.process.stdin is None or child.process.stdout is None:
         return b""
     if question is not None:
         with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(question).encode() + b"\n")
-            child.stdin.flush()
-    line = child.stdout.readline(LONGEST_ANSWER)
+            child.process.stdin.write(json.dumps(question).encode() + b"\n")
+            child.process.stdin.flush()
+    line = child.process.stdout.readline(LONGEST_ANSWER)
     if not line.endswith(b"\n"):
-        child.stdout.close()
+        child.process.stdout.close()
     return line
