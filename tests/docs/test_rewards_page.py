@@ -13,7 +13,7 @@ from rewards.test_judges import endpoint
 
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.environments.commands import settings_of
-from halteres.environments.configuring import Overrides
+from halteres.environments.config import Overrides
 from halteres.environments.work import Drawn, settle_item
 from halteres.rewards.components import JudgeSpec, Method, RewardSpec, When
 from halteres.rewards.functions import RewardFunction, Sample

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from aiohttp import web
@@ -236,7 +236,7 @@ def server(inference: Inference, **changes: Any) -> APIServerConfig:
 @asynccontextmanager
 async def at_work(env: BaseEnv, trainer: Trainer) -> AsyncIterator[asyncio.Task[None]]:
     """The environment serves inside."""
-    link = TrajectoryLink(trainer, env.config, env.wandb_name)
+    link = TrajectoryLink(cast(Any, trainer), env.config, env.wandb_name)
     task = asyncio.create_task(Serving(env, link).run())
     try:
         yield task

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from halteres.environments.commands import settings_of
-from halteres.environments.configuring import Overrides
-from halteres.environments.judge_pairs import JudgePairsEnv, Pair, shown
+from halteres.environments.config import Overrides
+from halteres.environments.judge_pairs import JudgePairsEnv, Pair, in_random_order
 from halteres.errors import InvalidData
 from halteres.rewards.preferences import Comparison
 
@@ -54,7 +54,7 @@ async def test_an_answer_cannot_speak_to_the_judge(inference: Inference) -> None
 
 def test_ranks_decide_which_answer_is_preferred() -> None:
     pair = Comparison(prompt="?", completions=("worse", "better"), ranks=(1, 0))
-    orders = {shown(pair, random.Random(seed)) for seed in range(20)}
+    orders = {in_random_order(pair, random.Random(seed)) for seed in range(20)}
     assert {(one.first, one.second, one.better) for one in orders} == {
         ("worse", "better", "B"),
         ("better", "worse", "A"),

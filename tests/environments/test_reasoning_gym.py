@@ -18,6 +18,7 @@ from halteres.environments import reasoning_gym_tasks
 from halteres.environments.reasoning_gym_tasks import NUM_TRAIN, ReasoningGymConfig, ReasoningGymEnv, TaskItem
 from halteres.environments.worker_process import WorkerLost, WorkerProcess, WorkerRefused, WorkerTimedOut
 from halteres.errors import InvalidConfig
+from halteres.rollouts.groups import GroupFailed
 
 from .stages import ENVIRONMENTS, Inference, run, server, write_config
 
@@ -136,10 +137,13 @@ async def test_the_scorer_gets_no_secrets_and_no_answer_that_is_too_long(reasoni
         assert await env.score_answer(item, f"<answer>{'raise' * 10_000}</answer>") == 0.0
 
 
-async def test_a_score_that_is_no_finite_number_fails_the_rollout(reasoning: Callable[..., Any]) -> None:
-    async with reasoning() as env:
-        with pytest.raises(Exception, match="score nan"):
-            await env._score(await env.get_next_item(), "<answer>nan</answer>")  # pyright: ignore[reportPrivateUsage]
+async def test_a_score_that_is_no_finite_number_fails_the_rollout(
+    reasoning: Callable[..., Any], inference: Inference
+) -> None:
+    inference.answer = lambda prompt, digest: "<answer>nan</answer>"
+    async with reasoning(rollout_retries=0) as env:
+        with pytest.raises(GroupFailed, match="score nan"):
+            await env.collect_trajectories(await env.get_next_item())
 
 
 @pytest.mark.parametrize("task", [*sorted(reasoning_gym_tasks.EVALUATING), "composite"])

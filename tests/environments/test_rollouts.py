@@ -13,7 +13,7 @@ from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.groups import GroupFailed, complete, settle
 from halteres.rollouts.rng import Draw, next_sampling_seed, one_rollout, rolling_out
-from halteres.rollouts.sampler import ContextOverflow, Limits, Sampler
+from halteres.rollouts.sampler import ContextOverflow, Sampler
 from halteres.types import FailedRollout
 
 from .stages import TOKENIZER, Inference
@@ -26,8 +26,7 @@ def client(inference: Inference, **changes: float) -> InferenceClient:
 
 
 def sampler(inference: Inference, max_sequence: int = 256) -> Sampler:
-    limits = Limits(max_sequence=max_sequence)
-    return Sampler(client(inference), TOKENIZER, Sampling(max_new_tokens=32), limits=limits, retries=QUICK)
+    return Sampler(client(inference), TOKENIZER, Sampling(max_new_tokens=32), max_sequence=max_sequence, retries=QUICK)
 
 
 def test_a_draw_is_a_function_of_seed_step_ordinal_and_split() -> None:
@@ -186,9 +185,8 @@ async def test_the_wire_is_sglangs(inference: Inference) -> None:
 
 
 async def test_models_elsewhere_answer_chats_without_tokens(inference: Inference) -> None:
-    limits = Limits(max_sequence=256)
     elsewhere = Sampler(
-        client(inference), TOKENIZER, Sampling(max_new_tokens=8), limits=limits, server_type="openai", retries=QUICK
+        client(inference), TOKENIZER, Sampling(max_new_tokens=8), max_sequence=256, server_type="openai", retries=QUICK
     )
     turns = await elsewhere.chat([{"role": "user", "content": "Hi"}], 2)
     assert [turn.text for turn in turns] == ["answer 0", "answer 1"]

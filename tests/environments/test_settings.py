@@ -11,8 +11,7 @@ import pytest
 from halteres.environments.arithmetic import ArithmeticConfig, ArithmeticEnv
 from halteres.environments.base import BaseEnv
 from halteres.environments.commands import BadUsage, describe, parse
-from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling
-from halteres.environments.configuring import Overrides, effective, read_file
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling, Overrides, effective, read_file
 from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
 
 ATROPOS_FIELDS = [

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.configuring import Overrides, effective
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, Overrides, effective
 from halteres.rewards.components import Reward, RewardSpec, Value, compose
 
 JUDGE = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}

@@ -1,8 +1,4 @@
-"""`python -m halteres.environments FILE VERB …`: run an environment file, and say in a sentence what is wrong with it.
-
-Owns: the sentence for a file that cannot even be imported.
-Never: does anything else that `python FILE VERB …` would not do.
-"""
+"""`python -m halteres.environments FILE VERB …`: `python FILE VERB …`, and a sentence for a file that cannot be run."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ def main() -> None:
     try:
         runpy.run_path(str(file), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - any file can be named; its failure is the answer
-        sys.stderr.write(f"error: {' '.join(author_error(file, 'be run', error).sentence.split())}\n")
-        sys.exit(1)
+        sys.exit(f"error: {' '.join(author_error(file, 'be run', error).sentence.split())}")
 
 
 if __name__ == "__main__":

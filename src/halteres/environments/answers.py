@@ -1,7 +1,6 @@
 """Reading an answer out of a model's text: what its last box or tag holds, and whether that is a certain number.
 
-Owns: which spellings of a number are read (thousands commas, currency, units, decimals, fractions).
-Never: evaluates text; reads more than LONGEST characters of an answer.
+Text is never evaluated. A number may have thousands commas, a currency, units, decimals, or be a fraction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The environment `arithmetic`: easy problems of one or two steps, exact answers in a box.
+"""The environment `arithmetic`: easy problems of one or two steps; 1 for the right integer in the last box, else 0.
 
-Owns: which problems are trained on and which are held out, the reward (1 for the right integer in the last
-box, else 0).
-Never: pays for the way there; whether an equation was written is a metric, not a reward.
+Whether an equation was written is a metric, not a reward.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Preference pairs made of arithmetic problems: the smallest data on which a reward model can be watched.
 
-Owns: three kinds of preference of different difficulty. *polite*: a friendly remark beside the answer against a rude
-one. *complete*: a whole answer against one that breaks off. *correct*: the right number against a near one, in an
-answer of the same form; the model has to do the sum.
-Never: lets the length of a side tell which is chosen, but in *complete*, whose rejected side is often the shorter.
+Three kinds of preference. *polite*: a friendly remark beside the answer against a rude one. *complete*: a whole answer
+against one that breaks off, and is often shorter. *correct*: the right number against a near one, in an answer of the
+same form; the model has to do the sum. In the first and the last, the length of a side does not tell which is chosen.
 Promise: the same seed gives the same rows; training and held-out rows have no problem in common (`problems.split_of`).
 """
 
@@ -58,14 +57,17 @@ def preference_pairs(count: int, *, seed: int = 0, split: Split = "train") -> It
 
 
 def _sides(rng: random.Random, problem: Problem, kind: Kind) -> tuple[str, str]:
-    steps = rng.random() < 0.5
-    right = _answer(problem, problem.answer, steps=steps)
+    steps, answer = rng.random() < 0.5, problem.answer
+    right = _answer(problem, answer, steps=steps)
     if kind == "correct":
-        return right, _answer(problem, _near(rng, problem.answer), steps=steps)
+        near = [number for number in range(max(0, answer - 3), answer + 4) if number != answer]
+        return right, _answer(problem, rng.choice(near), steps=steps)
     if kind == "polite":
         first = rng.random() < 0.5
-        friendly, rude = rng.choice(_FRIENDLY), rng.choice(_RUDE)
-        return _beside(right, friendly, first=first), _beside(right, rude, first=first)
+        friendly, rude = (
+            f"{remark} {right}" if first else f"{right} {remark}" for remark in map(rng.choice, (_FRIENDLY, _RUDE))
+        )
+        return friendly, rude
     begun = " ".join(equations(problem)[: rng.randint(0, 1)])
     return right, " ".join(part for part in (begun, rng.choice(_BREAKS_OFF)) if part) or "Well,"
 
@@ -76,12 +78,3 @@ def _answer(problem: Problem, number: int, *, steps: bool) -> str:
     if shown:
         shown[-1] = f"{shown[-1].rpartition('= ')[0]}= {number}."
     return " ".join([*shown, f"So the answer is \\boxed{{{number}}}."])
-
-
-def _near(rng: random.Random, answer: int) -> int:
-    """Another number within 3, not below 0."""
-    return rng.choice([number for number in range(max(0, answer - 3), answer + 4) if number != answer])
-
-
-def _beside(answer: str, remark: str, *, first: bool) -> str:
-    return f"{remark} {answer}" if first else f"{answer} {remark}"

@@ -1,8 +1,6 @@
 """The base class of environments: Atropos's method names, with defaults.
 
-Owns: what an author may override, and what each method is called with.
-Never: registers, polls, counts, sends, parses arguments: `serving`, `processing`, `evaluating` and `commands` do, with
-an environment as their guest.
+An environment is driven by `serving`, `processing`, `evaluating` and `commands`:
 
     config_init ─▶ __init__ ─▶ setup ─▶ ( get_next_item ─▶ collect_trajectories ─▶ postprocess_histories )* ─▶ cleanup
                                               per step: wandb_log, evaluate, save_checkpoint
@@ -22,23 +20,29 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from halteres.clients.inference import InferenceClient, Sampling
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.evaluating import AnswersOf, evaluate_items, write_evaluation
+from halteres.environments.evaluating import AnswersOf, evaluate_items
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
-from halteres.environments.scoring import GroupScoring, HeldOutScoring
+from halteres.environments.scoring import GroupScoring
 from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, NotFound, UserError, boundary
+from halteres.files import replace_file
 from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import Round, complete, settle
 from halteres.rollouts.rng import Draw, one_rollout
-from halteres.rollouts.sampler import Limits, Sampler
+from halteres.rollouts.sampler import Sampler
 from halteres.text import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory
 
 Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
+
+
+_WRITE_IT = "Write it, and held-out figures are told."
 
 
 class NoEvaluation(EnvironmentFailed):
@@ -61,6 +65,7 @@ class BaseEnv:
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}
     """Settings of the trainer that a run of this environment begins with: field -> value."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+    checkpoint_dir: str = ""  # of the trainer, known once the environment is registered
 
     def __init__(
         self,
@@ -97,9 +102,7 @@ class BaseEnv:
 
     async def setup(self) -> None:
         """Called once, before the first item; by default it calls `load_dataset`."""
-        loading = self.load_dataset()
-        if inspect.isawaitable(loading):
-            await loading
+        await awaited(self.load_dataset())
 
     def load_dataset(self) -> Awaitable[None] | None:
         """Load what items are drawn from, into attributes of this object; `async def` or not."""
@@ -146,8 +149,12 @@ class BaseEnv:
             GroupFailed: rollouts failed again and again; it holds what went wrong.
         """
         scoring = None if self.rewards is None else GroupScoring(self.rewards, item, self.curr_step)
-        rounds = attempt if scoring is None else scoring.scored(attempt)
-        members = await complete(self.config.group_size, rounds, self.config.rollout_retries)
+
+        async def scored(wanted: int, number: int) -> Sequence[list[ScoredDataItem] | FailedRollout]:
+            outcomes = await attempt(wanted, number)
+            return outcomes if scoring is None else await scoring.add(outcomes)
+
+        members = await complete(self.config.group_size, scored, self.config.rollout_retries)
         group = group_of(members.rollouts, members.failures)
         return group if scoring is None else await scoring.finished(group)
 
@@ -163,19 +170,11 @@ class BaseEnv:
 
     def eval_items(self) -> Sequence[Any]:
         """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NoEvaluation(
-            f"{self.title} cannot be evaluated.",
-            "Its class has no eval_items.",
-            "Write it, and held-out figures are told.",
-        )
+        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no eval_items.", _WRITE_IT)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
-        raise NoEvaluation(
-            f"{self.title} cannot be evaluated.",
-            "Its class has no evaluate.",
-            "Write it, and held-out figures are told.",
-        )
+        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no evaluate.", _WRITE_IT)
 
     async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
         """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and log it."""
@@ -185,20 +184,21 @@ class BaseEnv:
             raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
         started = time.time()
         panel = RewardList(self.config.panel) if self.config.panel else None
-        scoring = HeldOutScoring(self.rewards, panel, self.curr_step)
         try:
-            evaluation = await evaluate_items(items, answers_of, self.config, scoring)
+            metrics, samples = await evaluate_items(
+                items, answers_of, self.config, rewards=self.rewards, panel=panel, step=self.curr_step
+            )
         finally:
             if panel is not None:
                 await panel.close()
         await self.evaluate_log(
-            evaluation.metrics,
+            metrics,
             start_time=started,
             end_time=time.time(),
             generation_parameters={"temperature": [0.0, 1.0], "max_new_tokens": self.config.max_new_tokens},
-            samples=evaluation.samples,
+            samples=samples,
         )
-        return evaluation.metrics
+        return metrics
 
     async def evaluate_log(
         self,
@@ -213,17 +213,27 @@ class BaseEnv:
     ) -> None:
         """Keep an evaluation's metrics, and write its files where `data_dir_to_save_evals` names a folder."""
         self.last_evaluation = dict(metrics)
-        if self.config.data_dir_to_save_evals:
-            write_evaluation(
-                Path(self.config.data_dir_to_save_evals),
-                task=task_name or self.title,
-                model=model_name or self.server_config.model_name,
-                seconds=(end_time - start_time) if start_time is not None and end_time is not None else None,
-                generation_parameters=generation_parameters or {},
-                config=self.config.model_dump(mode="json"),
-                metrics=metrics,
-                samples=samples,
-            )
+        if not self.config.data_dir_to_save_evals:
+            return
+        report = {
+            "config_general": {
+                "model_name": model_name or self.server_config.model_name,
+                "total_evaluation_time_seconds": None
+                if start_time is None or end_time is None
+                else end_time - start_time,
+                "generation_parameters": dict(generation_parameters or {}),
+            },
+            "results": {f"atropos|{task_name or self.title}|0": dict(metrics), "all": dict(metrics)},
+        }
+        files = {  # the metrics last
+            "evaluate_config.yaml": yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False),
+            "samples.jsonl": "".join(json.dumps(dict(sample)) + "\n" for sample in samples),
+            "metrics.json": json.dumps(report, indent=2) + "\n",
+        }
+        folder = Path(self.config.data_dir_to_save_evals)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            replace_file(folder / name, text.encode())
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Write the step's metrics; add your own to the map, then call this."""
@@ -233,9 +243,7 @@ class BaseEnv:
         """Write `data`, whose keys are attributes of this object, to be found again by `load_checkpoint`."""
         folder = self.checkpoint_folder
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f"step-{step}.json.tmp"
-        unfinished.write_text(json.dumps(dict(data or {})))
-        unfinished.rename(folder / f"step-{step}.json")
+        replace_file(folder / f"step-{step}.json", json.dumps(dict(data or {})).encode())
 
     def load_checkpoint(self) -> None:
         """Set the attributes saved at the current step, where there is a file of that step."""
@@ -255,8 +263,6 @@ class BaseEnv:
         first = [] if system is None else [{"role": "system", "content": system}]
         return [*first, {"role": "user", "content": prompt}]
 
-    checkpoint_dir: str = ""  # of the trainer, told at registration
-
     @property
     def title(self) -> str:
         """The environment's name, or its class's."""
@@ -271,6 +277,11 @@ class BaseEnv:
     def checkpoint_folder(self) -> Path:
         """Where `save_checkpoint` writes."""
         return Path(self.checkpoint_dir or ".") / "env_checkpoints" / self.wandb_name
+
+
+async def awaited(value: Any) -> Any:
+    """What an author's method gave, `async def` or not."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def tokenizer_folder(name: str) -> Path:
@@ -300,5 +311,4 @@ def make_sampler(config: BaseEnvConfig, server: APIServerConfig, tokenizer: Toke
         max_connections=server.num_max_requests_at_once,
     )
     defaults = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
-    limits = Limits(max_sequence=config.max_token_length)
-    return Sampler(client, tokenizer, defaults, limits=limits, server_type=server.server_type)
+    return Sampler(client, tokenizer, defaults, max_sequence=config.max_token_length, server_type=server.server_type)

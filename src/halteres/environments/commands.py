@@ -1,8 +1,7 @@
 """What an environment file does when it is run: serve, process, evaluate, describe.
 
-Owns: the verbs and the form of their options; the order of set-up, signals, exit codes (0, 1 for an error of ours, 2
-for usage, 3 where there is nothing to evaluate), what goes to stdout.
-Never: lets a traceback stand for an answer where the author's file is at fault; its place is named instead.
+Exit codes: 0; 1 for an error of ours, 2 for usage, 3 where there is nothing to evaluate. Only answers go to stdout.
+Where the author's file is at fault, its file and line are named instead of a traceback.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -28,21 +28,22 @@ from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.config.settings import TrainerSettings, Wiring
 from halteres.environments.base import BaseEnv, NoEvaluation
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.configuring import Effective, Overrides, effective, read_file
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, Effective, Overrides, effective, read_file
 from halteres.environments.link import PATIENCE, TrajectoryLink
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
 from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
 
 Verb = Literal["serve", "process", "evaluate", "describe"]
+Kind = type[BaseEnv]
 
-VERBS: tuple[Verb, ...] = ("serve", "process", "evaluate", "describe")
+VERBS: tuple[Verb, ...] = get_args(Verb)
 USAGE = f"usage: {{file}} {'|'.join(VERBS)} [--config FILE] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
 
-_IGNORED = ("--slurm", "--testing")  # Atropos's; they choose nothing here
-_NOTHING = ("null", "none", "None")
+PROCESS_PRESETS = Overrides(env={"ensure_scores_are_not_same": False, "include_messages": True})
+"""What `process` changes in `config_init`'s values; the file and the arguments win."""
 
+_IGNORED = ("--slurm", "--testing")  # Atropos's; they choose nothing here
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,6 @@ class Arguments:
     verb: Verb
     config: Path | None
     overrides: Overrides
-
-    def all_overrides(self) -> Overrides:
-        """The file's, with the arguments on top."""
-        return self.overrides if self.config is None else self.overrides.over(read_file(self.config))
 
 
 def parse(arguments: Sequence[str]) -> Arguments:
@@ -84,10 +81,10 @@ def parse(arguments: Sequence[str]) -> Arguments:
         if option == "--config":
             config = Path(value)
         elif section in sections and field:
-            sections[section][field] = None if value in _NOTHING else value
+            sections[section][field] = None if value in ("null", "none", "None") else value
         elif option not in _IGNORED:
             raise BadUsage(f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD.")
-    return Arguments(verb=verb, config=config, overrides=Overrides(env=sections["env"], openai=sections["openai"]))
+    return Arguments(verb=verb, config=config, overrides=Overrides(**sections))
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -102,20 +99,6 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield option, value if equals else rest.pop(0) if has_next else "true"
 
 
-Kind = type[BaseEnv]
-
-PROCESS_PRESETS = Overrides(env={"ensure_scores_are_not_same": False, "include_messages": True})
-"""What `process` changes in `config_init`'s values; the file and the arguments win."""
-
-
-class Interrupted(Exception):
-    """A signal ended the command before it had an answer."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self.number = number
-        super().__init__(number.name)
-
-
 def main(kind: Kind, arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (default: the process's own) and end the process."""
     own_process.begin("env", torch=True)
@@ -124,10 +107,10 @@ def main(kind: Kind, arguments: Sequence[str] | None = None) -> None:
 
 def run(kind: Kind, arguments: Sequence[str]) -> int:
     """Run a command; the exit code."""
-    file = inspect.getfile(kind)
+    usage = USAGE.format(file=Path(inspect.getfile(kind)).name)
     answers = sys.stdout
     if {"-h", "--help"} & set(arguments):
-        answers.write(f"{USAGE.format(file=Path(file).name)}\n")
+        answers.write(f"{usage}\n")
         return 0
     try:
         parsed = parse(arguments)
@@ -136,14 +119,12 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
                 answer = json.dumps(describe(kind, parsed))
             else:
                 answer = asyncio.run(_until_signal(_run(kind, parsed)))
-    except BadUsage as error:
-        _complain(f"{error.sentence} {USAGE.format(file=Path(file).name)}")
-        return 2
     except HalteresError as error:
-        _complain(error.sentence)
-        return NOTHING_TO_EVALUATE if isinstance(error, NoEvaluation) else 1
-    except Interrupted as signalled:
-        return 0 if arguments[0] == "serve" else 128 + signalled.number  # a signal is how serving ends
+        is_usage = isinstance(error, BadUsage)
+        sys.stderr.write(f"error: {' '.join([*error.sentence.split(), *([usage] if is_usage else [])])}\n")
+        return 2 if is_usage else NOTHING_TO_EVALUATE if isinstance(error, NoEvaluation) else 1
+    if isinstance(answer, signal.Signals):
+        return 0 if parsed.verb == "serve" else 128 + answer  # a signal is how serving ends
     if answer:
         answers.write(answer + "\n")
         answers.flush()
@@ -153,12 +134,23 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
 def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
     """What the environment is and which settings it would run with, problems included."""
     settings = _settings(kind, arguments)
-    _check_declared(kind, type(settings.env))
+    config, file = type(settings.env), Path(inspect.getfile(kind))
+    # What a run would refuse of what a class declares is the file's mistake, not its user's.
+    if kind.variants and "variant" not in config.model_fields:
+        missing = TypeError(f"{config.__name__} has no field `variant: str`")
+        raise author_error(file, "be a family (variants)", missing)
+    with _author_at_fault(kind, "set the trainer's defaults (trainer_defaults)"):
+        TrainerSettings.model_validate(dict(kind.trainer_defaults))
+    schema = config.model_json_schema()
+    for name, field in config.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Wiring):  # the supervisor writes this field
+                schema["properties"][name]["wiring"] = mark.why
     return {
-        "name": kind.name or Path(inspect.getfile(kind)).stem,
+        "name": kind.name or file.stem,
         "class_name": kind.__name__,
         "description": (inspect.getdoc(kind) or "").partition("\n")[0],
-        "schema": _schema(type(settings.env)),
+        "schema": schema,
         "config": settings.env.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
         "trainer": dict(kind.trainer_defaults),
@@ -170,14 +162,23 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
     settings = _settings(kind, arguments).checked()
     if settings.env.set_without_effect:
         log.warning("These settings have no effect: %s.", ", ".join(settings.env.set_without_effect))
-    env = _make(kind, settings, follows_run=arguments.verb == "serve")
+    server = settings.openai
+    if arguments.verb == "serve" and server.server_type == "sglang":
+        # It follows the run's newest policy, whatever model the file names.
+        server = server.model_copy(update={"model_name": "default"})
+    with _author_at_fault(kind, "be made"):
+        env = kind(settings.env, [server])
     try:
         if arguments.verb == "serve":
             await _serve(env)
             return ""
         if arguments.verb == "process":
-            return str(await _guarded(env, "process", process(env)))
-        return json.dumps(await _evaluate(env))
+            with _author_at_fault(kind, "process"):
+                return str(await process(env))
+        with _author_at_fault(kind, "setup"):
+            await env.setup()
+        with _author_at_fault(kind, "evaluate"):
+            return json.dumps(dict(await env.evaluate() or env.last_evaluation))
     finally:
         await env.server.close()
         if env.rewards is not None:
@@ -188,7 +189,8 @@ async def _serve(env: BaseEnv) -> None:
     async with EnvironmentClient(env.config.rollout_server_url, PATIENCE) as client:
         link = TrajectoryLink(client, env.config, env.wandb_name)
         try:
-            await _guarded(env, "serve", Serving(env, link).run())
+            with _author_at_fault(type(env), "serve"):
+                await Serving(env, link).run()
         except HalteresError as error:
             env.records.end(error)
             raise
@@ -196,18 +198,8 @@ async def _serve(env: BaseEnv) -> None:
             await link.leave()
 
 
-async def _evaluate(env: BaseEnv) -> dict[str, float]:
-    await _guarded(env, "setup", env.setup())
-    metrics = await _guarded(env, "evaluate", env.evaluate())
-    return dict(metrics or env.last_evaluation)
-
-
-async def _until_signal(command: Coroutine[Any, Any, str]) -> str:
-    """A command's answer. SIGTERM and SIGINT cancel it, so that it ends in order.
-
-    Raises:
-        Interrupted: it was cancelled so.
-    """
+async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
+    """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order."""
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(command)
     received: list[signal.Signals] = []
@@ -221,38 +213,35 @@ async def _until_signal(command: Coroutine[Any, Any, str]) -> str:
     try:
         return await task
     except asyncio.CancelledError:
-        raise Interrupted(received[0] if received else signal.SIGTERM) from None
+        return received[0] if received else signal.SIGTERM
 
 
-async def _guarded(env: BaseEnv, verb: str, work: Awaitable[Any]) -> Any:
+@contextmanager
+def _author_at_fault(kind: Kind, doing: str) -> Iterator[None]:
     """What the author's code raises leaves as a sentence with its file and line."""
     try:
-        return await work
+        yield
     except HalteresError:
         raise
     except Exception as error:
-        raise author_error(Path(inspect.getfile(type(env))), verb, error) from error
+        raise author_error(Path(inspect.getfile(kind)), doing, error) from error
 
 
 def author_error(file: Path, doing: str, error: BaseException) -> EnvironmentFailed:
     """The sentence for an exception out of an environment file: file, line, exception."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-    place = f"{file}:{line}" if line else str(file)
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, ValidationError):
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        why = f"{error.title} refuses {'; '.join(found)}"
     return EnvironmentFailed(
-        f"The environment file {place} cannot {doing}.",
-        f"{_told(error).rstrip('.')}.",
+        f"The environment file {f'{file}:{line}' if line else file} cannot {doing}.",
+        f"{why.rstrip('.')}.",
         f"Mend it, then run: python {file} describe",
         file=str(file),
         line=line,
     )
-
-
-def _told(error: BaseException) -> str:
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
-    return f"{error.title} refuses {'; '.join(found)}"
 
 
 def settings_of(kind: Kind, overrides: Overrides, presets: Overrides | None = None) -> Effective[BaseEnvConfig]:
@@ -261,69 +250,22 @@ def settings_of(kind: Kind, overrides: Overrides, presets: Overrides | None = No
     Raises:
         EnvironmentFailed: `config_init` raised. EnvironmentNotFound: the family has no such variant.
     """
-    variant = _variant(kind, overrides)
+    variant: dict[str, str] = {}
+    if kind.variants:
+        name = variant["variant"] = str(overrides.env.get("variant") or kind.variants[0])
+        if name not in kind.variants:
+            raise unknown(EnvironmentNotFound, f"variant of {kind.name or kind.__name__}", name, kind.variants)
     initial: Callable[..., tuple[BaseEnvConfig, Sequence[APIServerConfig]]] = kind.config_init
-    try:
+    with _author_at_fault(kind, "make its settings (config_init)"):
         env, servers = initial(*variant.values()) if inspect.signature(initial).parameters else initial()
-    except HalteresError:
-        raise
-    except Exception as error:
-        raise author_error(Path(inspect.getfile(kind)), "make its settings (config_init)", error) from error
     if presets is not None:
         env = effective(env, APIServerConfig(), presets).env
     openai = servers[0] if servers else APIServerConfig()
     return effective(env, openai, overrides.over(Overrides(env=variant)))
 
 
-def _variant(kind: Kind, overrides: Overrides) -> dict[str, str]:
-    """The setting `variant` of a family, the first where none is named; nothing of any other environment."""
-    if not kind.variants:
-        return {}
-    variant = str(overrides.env.get("variant") or kind.variants[0])
-    if variant not in kind.variants:
-        raise unknown(EnvironmentNotFound, f"variant of {kind.name or kind.__name__}", variant, kind.variants)
-    return {"variant": variant}
-
-
 def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:
-    presets = PROCESS_PRESETS if arguments.verb == "process" else None
-    return settings_of(kind, arguments.all_overrides(), presets)
-
-
-def _check_declared(kind: Kind, config: type[BaseEnvConfig]) -> None:
-    """What a run would refuse of what a class declares is the file's mistake, not its user's."""
-    file = Path(inspect.getfile(kind))
-    if kind.variants and "variant" not in config.model_fields:
-        missing = TypeError(f"{config.__name__} has no field `variant: str`")
-        raise author_error(file, "be a family (variants)", missing)
-    try:
-        TrainerSettings.model_validate(dict(kind.trainer_defaults))
-    except ValidationError as error:
-        raise author_error(file, "set the trainer's defaults (trainer_defaults)", error) from error
-
-
-def _make(kind: Kind, settings: Effective[BaseEnvConfig], *, follows_run: bool) -> BaseEnv:
-    """The environment; one that serves follows the run's newest policy, whatever model the file names."""
-    server = settings.openai
-    if follows_run and server.server_type == "sglang":
-        server = server.model_copy(update={"model_name": "default"})
-    try:
-        return kind(settings.env, [server])
-    except HalteresError:
-        raise
-    except Exception as error:
-        raise author_error(Path(inspect.getfile(kind)), "be made", error) from error
-
-
-def _schema(model: type[BaseEnvConfig]) -> dict[str, Any]:
-    """The JSON Schema of a config class; fields that the supervisor writes say why under "wiring"."""
-    schema = model.model_json_schema()
-    for name, field in model.model_fields.items():
-        for mark in field.metadata:
-            if isinstance(mark, Wiring):
-                schema["properties"][name]["wiring"] = mark.why
-    return schema
-
-
-def _complain(sentence: str) -> None:
-    sys.stderr.write(f"error: {' '.join(sentence.split())}\n")
+    overrides = arguments.overrides
+    if arguments.config is not None:
+        overrides = overrides.over(read_file(arguments.config))
+    return settings_of(kind, overrides, PROCESS_PRESETS if arguments.verb == "process" else None)

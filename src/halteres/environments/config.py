@@ -1,7 +1,4 @@
-"""An environment's settings, and its inference server's.
-
-Owns: Atropos's field names, types and meanings; which of them the supervisor writes.
-Never: reads files or arguments (`configuring`).
+"""An environment's settings and its inference server's, and how a file and arguments are laid over them.
 
 Source: atroposlib 0.4.0, BaseEnvConfig and APIServerConfig. Departures: `use_wandb` is off (an original defect: a run
 asked for an account), `tokenizer_name` is the built-in model's (the original's must be downloaded).
@@ -9,14 +6,20 @@ asked for an account), `tokenizer_name` is the built-in model's (the original's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
+from halteres.config.problem import Problem, refusal
 from halteres.config.settings import Wiring
+from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
 
@@ -230,8 +233,8 @@ class BaseEnvConfig(BaseModel):
     @property
     def set_without_effect(self) -> tuple[str, ...]:
         """Fields that were set and have no effect."""
-        defaults: dict[str, Any] = {name: field.default for name, field in type(self).model_fields.items()}
-        return tuple(name for name in self.inert if getattr(self, name) != defaults[name])
+        fields = type(self).model_fields
+        return tuple(name for name in self.inert if getattr(self, name) != fields[name].default)
 
 
 class APIServerConfig(BaseModel):
@@ -256,3 +259,104 @@ class APIServerConfig(BaseModel):
     n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility; no effect")] = False
     health_check: Annotated[bool, Field(description="accepted for compatibility; no effect")] = True
     weight: Annotated[float, Field(description="accepted for compatibility; there is one server")] = 1.0
+
+
+Model = TypeVar("Model", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseEnvConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What a file and the arguments set; values of arguments are text."""
+
+    env: Mapping[str, Any] = field(default_factory=dict)
+    openai: Mapping[str, Any] = field(default_factory=dict)
+
+    def over(self, below: Overrides) -> Overrides:
+        """Both, these on top."""
+        return Overrides(env={**below.env, **self.env}, openai={**below.openai, **self.openai})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective(Generic[Config]):
+    """Validated settings; where there are problems, the refused values are left out of them."""
+
+    env: Config
+    openai: APIServerConfig
+    problems: tuple[Problem, ...]
+
+    def checked(self) -> Effective[Config]:
+        """Itself. InvalidConfig: there are problems; all of them are named."""
+        if self.problems:
+            raise refusal(self.problems, "Run the file with 'describe' to see every setting.")
+        return self
+
+
+def read_file(file: Path) -> Overrides:
+    """The `env` and `openai` parts of a YAML file in the seeds' format; its other parts are the trainer's.
+
+    Raises:
+        InvalidConfig: unreadable, no YAML, or of another shape.
+    """
+    try:
+        content = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise InvalidConfig(f"The config file {file} cannot be read.", f"{error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"The config file {file} is no YAML.", " ".join(str(error).split())) from error
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"The config file {file} is no map.", "It needs 'env:' and 'openai:' at its top level.")
+    servers = content.get("openai") or {}
+    if isinstance(servers, list):
+        if len(servers) > 1:
+            raise InvalidConfig(
+                f"'openai:' in {file} names {len(servers)} servers.",
+                "An environment samples from one.",
+                "Keep the first, and put a load balancer behind its address.",
+            )
+        servers = servers[0] or {}
+    sections = {"env": content.get("env") or {}, "openai": servers}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise InvalidConfig(f"'{name}:' in {file} is a {type(section).__name__}, not a map.")
+    return Overrides(**sections)
+
+
+def effective(env: Config, openai: APIServerConfig, overrides: Overrides) -> Effective[Config]:
+    """Lay the overrides over what `config_init` gave; every problem is found, and no refused value is filled in."""
+    env_config, env_problems = _laid_over(env, overrides.env, prefix="")
+    server_config, server_problems = _laid_over(openai, overrides.openai, prefix="openai.")
+    return Effective(env=env_config, openai=server_config, problems=(*env_problems, *server_problems))
+
+
+def _laid_over(base: Model, changes: Mapping[str, Any], prefix: str) -> tuple[Model, tuple[Problem, ...]]:
+    """Validate; leave out what is refused and validate the rest again, until it holds."""
+    kept, problems = dict(changes), dict[str, Problem]()  # by field: a rule that joins fields may fail again
+    while True:
+        try:
+            return type(base).model_validate({**base.model_dump(), **kept}), tuple(problems.values())
+        except ValidationError as error:
+            found = [_problem(detail, base, prefix) for detail in error.errors()]
+        for problem in found:
+            problems.setdefault(problem.field, problem)
+        if not kept:
+            return base, tuple(problems.values())
+        refused = {problem.field.removeprefix(prefix) for problem in found} & kept.keys()
+        # Where a rule joins fields, and the one that it names was not changed, none of the changes can stay.
+        kept = {name: value for name, value in kept.items() if refused and name not in refused}
+
+
+def _problem(detail: Any, base: BaseModel, prefix: str) -> Problem:
+    name, *inside = [str(part) for part in detail["loc"]] or [str(detail.get("ctx", {}).get("field", ""))]
+    is_unknown = detail["type"] == "extra_forbidden"
+    rule = "there is no such setting" if is_unknown else detail["msg"][:1].lower() + detail["msg"][1:]
+    got = detail["input"]
+    if not detail["loc"]:  # a rule that joins fields; its input is all of them, as they came or as a model
+        got = got.get(name) if isinstance(got, dict) else getattr(got, name, got)
+    return Problem(
+        field=prefix + name,
+        got=got,
+        rule=f"{'.'.join(inside)}: {rule}" if inside else rule,
+        did_you_mean=nearest(name, type(base).model_fields) if is_unknown and not inside else None,
+        suggest=tuple(detail.get("ctx", {}).get("suggest", ())),
+    )

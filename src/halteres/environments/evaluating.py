@@ -1,33 +1,29 @@
-"""Evaluation on held-out tasks: greedy and at temperature 1, and the files that tell of it.
+"""Evaluation on held-out tasks: greedy and at temperature 1, its metrics and its files.
 
-Owns: what is counted, the metric names, the evaluation's files, the seeds of its samples (the same for every run).
-Never: changes the policy, draws tasks, drops a failed task without saying so.
+The seeds of its samples are the same for every run. A failed task is repeated, then counted and left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from statistics import pstdev
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
-import yaml
-
 from halteres.environments.config import BaseEnvConfig
-from halteres.environments.scoring import HeldOutScoring
+from halteres.environments.scoring import held_out_metrics
 from halteres.errors import EnvironmentFailed
 from halteres.rewards.components import DISAGREEMENT, QUANTILE
 from halteres.rewards.functions import Sample
 from halteres.rewards.panel import PANEL, PROXY
+from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import Draw, rolling_out
-from halteres.types import FailedRollout, Outcome
+from halteres.types import FailedRollout, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +32,35 @@ GREEDY, SAMPLED = 0.0, 1.0  # temperatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer to a held-out task."""
+    """One answer to a held-out task: what the policy did, and the chat as the config's `rewards` and `panel` see it."""
 
-    prompt: str  # the last message before the policy's first
-    completion: str  # ... and all that follows it
-    score: float  # reward units
-    num_tokens: int
-    stop_reason: str
-    version: int  # of the policy; below 0 if unknown
-    outcome: Outcome | None = None  # of an episode
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    sample: Sample | None = None  # what the config's `rewards` and `panel` look at
+    trajectory: Trajectory
+    chat: Sample
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(turn.action) for turn in self.trajectory.turns)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a limit of tokens ended the last turn."""
+        return self.trajectory.turns[-1].stop_reason == "length"
+
+    def row(self, temperature: float) -> dict[str, Any]:
+        """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
+        trajectory, prompt = self.trajectory, self.chat.prompt
+        first, *others = self.chat.completion
+        texts = [str(first["content"]), *(f"[{one['role']}]\n{one.get('content', '')}" for one in others)]
+        return {
+            "prompt": str(prompt[-1]["content"]) if prompt else "",
+            "completion": "\n\n".join(texts),
+            "score": trajectory.score,
+            "temperature": temperature,
+            "tokens": self.num_tokens,
+            "finish": trajectory.turns[-1].stop_reason,
+            **({} if trajectory.outcome is None else {"outcome": trajectory.outcome}),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +70,7 @@ class _Task:
     item: Any
     greedy: Answer
     sampled: tuple[Answer, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What an evaluation found: metrics, and every answer (of each task the greedy one first)."""
-
-    metrics: Mapping[str, float]
-    samples: tuple[Mapping[str, Any], ...]
+    metrics: list[dict[str, float]]  # of each sampled answer: its own, and what rewards and panel gave it
 
 
 AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
@@ -71,28 +78,44 @@ AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
 
 
 async def evaluate_items(
-    items: Sequence[Any], answers_of: AnswersOf, config: BaseEnvConfig, scoring: HeldOutScoring | None = None
-) -> Evaluation:
-    """Answer every item, `max_eval_workers` at once; failed tasks are repeated, then counted and left out.
+    items: Sequence[Any],
+    answers_of: AnswersOf,
+    config: BaseEnvConfig,
+    *,
+    rewards: RewardList | None = None,
+    panel: RewardList | None = None,
+    step: int = 0,
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Answer every item, `max_eval_workers` at once; the metrics, and every answer (of each task the greedy one first).
 
     Args:
-        scoring: what the answers at temperature 1 are scored by beside the environment.
+        rewards, panel: what the answers at temperature 1 are scored by beside the environment.
+        step: batches delivered.
 
     Raises:
         EnvironmentFailed: every task failed; the text holds the last failure.
     """
     workers = asyncio.Semaphore(config.max_eval_workers)
 
+    async def answer(item: Any) -> _Task:
+        greedy = await answers_of(item, 1, GREEDY)
+        sampled = await answers_of(item, config.num_eval_samples, SAMPLED)
+        metrics = [dict(answer.trajectory.metrics) for answer in sampled]
+        return _Task(item=item, greedy=greedy[0], sampled=tuple(sampled), metrics=metrics)
+
     async def one(number: int, item: Any) -> _Task | FailedRollout:
         outcome: _Task | FailedRollout = FailedRollout(code="cancelled", why="never tried")
         async with workers:
             for _ in range(config.rollout_retries + 1):
                 with rolling_out(Draw(seed=0, step=0, ordinal=number, split="eval")):
-                    outcome = await settle(_answer_task(item, answers_of, config.num_eval_samples))
+                    outcome = await settle(answer(item))
                 if isinstance(outcome, _Task):
                     break
-            if scoring is not None and isinstance(outcome, _Task):
-                outcome = replace(outcome, sampled=await _also_scored(outcome, scoring))
+            if isinstance(outcome, _Task):
+                chats = [answer.chat for answer in outcome.sampled]
+                rows = await held_out_metrics(rewards, panel, item, chats, step)
+                for metrics, row in zip(outcome.metrics, rows, strict=True):
+                    metrics |= row
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
@@ -102,133 +125,57 @@ async def evaluate_items(
         log.warning("A held-out task failed (%s): %s", failure.code, failure.why)
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    return Evaluation(metrics=_metrics(tasks, len(failed), config), samples=tuple(_samples(tasks)))
-
-
-async def _answer_task(item: Any, answers_of: AnswersOf, num_samples: int) -> _Task:
-    greedy = await answers_of(item, 1, GREEDY)
-    return _Task(item=item, greedy=greedy[0], sampled=tuple(await answers_of(item, num_samples, SAMPLED)))
-
-
-async def _also_scored(task: _Task, scoring: HeldOutScoring) -> tuple[Answer, ...]:
-    samples = [answer.sample for answer in task.sampled if answer.sample is not None]
-    if len(samples) < len(task.sampled):
-        return task.sampled
-    more = await scoring.score(task.item, samples)
-    return tuple(
-        replace(answer, metrics={**answer.metrics, **metrics})
-        for answer, metrics in zip(task.sampled, more, strict=True)
-    )
+    return _metrics(tasks, len(failed), config), list(_samples(tasks))
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
-    least = config.success_threshold
+    least, num = config.success_threshold, len(tasks)
     sampled = [answer for task in tasks for answer in task.sampled]
-    versions = [answer.version for answer in sampled if answer.version >= 0]
-    per_task = [_mean([float(answer.score > least) for answer in task.sampled]) for task in tasks]
+    versions = [max(turn.version_max for turn in answer.trajectory.turns) for answer in sampled]
+    per_task = [fmean(float(answer.trajectory.score > least) for answer in task.sampled) for task in tasks]
+    mean = fmean(per_task)
+    squares = math.fsum((share - mean) ** 2 for share in per_task)
     metrics: dict[str, float] = {
-        "eval/percent_correct": _mean(per_task),
-        "eval/percent_correct_greedy": _mean([float(task.greedy.score > least) for task in tasks]),
-        "eval/percent_correct_stderr": _standard_error(per_task),
-        "eval/mean_score": _mean([answer.score for answer in sampled]),
-        "eval/completion_lengths": _mean([float(answer.num_tokens) for answer in sampled]),
-        "eval/truncated": _mean([float(answer.stop_reason == "length") for answer in sampled]),
-        "eval/num_tasks": len(tasks),
+        "eval/percent_correct": mean,
+        "eval/percent_correct_greedy": fmean(float(task.greedy.trajectory.score > least) for task in tasks),
+        "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
+        "eval/mean_score": fmean(answer.trajectory.score for answer in sampled),
+        "eval/completion_lengths": fmean(answer.num_tokens for answer in sampled),
+        "eval/truncated": fmean(float(answer.is_cut_off) for answer in sampled),
+        "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
-    for name in dict.fromkeys(name for answer in sampled for name in answer.metrics):
-        values = [answer.metrics[name] for answer in sampled if name in answer.metrics]
-        metrics[f"eval/{name}"] = _mean(values)
+    measured = [row for task in tasks for row in task.metrics]
+    for name in dict.fromkeys(name for row in measured for name in row):
+        values = [row[name] for row in measured if name in row]
+        metrics[f"eval/{name}"] = fmean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)
         if name.endswith(f"/{DISAGREEMENT}"):
             metrics[f"eval/{name}{QUANTILE}"] = sorted(values)[math.ceil(0.95 * len(values)) - 1]
-    if config.eval_best_of > 1:
-        metrics |= _best_of(tasks, config.eval_best_of, least)
-    if versions:
+    if (count := config.eval_best_of) > 1:
+        # The environment's own score of the answer that the rewards like best among so many, mean over tasks.
+        best: list[float] = []
+        for task in tasks:
+            totals = [row[PROXY] for row in task.metrics[:count] if PROXY in row]
+            if len(totals) == len(task.metrics[:count]):
+                best.append(task.sampled[totals.index(max(totals))].trajectory.score)
+        if best:
+            metrics[f"eval/best_of_{count}"] = fmean(best)
+            metrics[f"eval/percent_correct_best_of_{count}"] = fmean(float(score > least) for score in best)
+    if max(versions) >= 0:
         metrics["eval/policy_version"] = max(versions)
     return metrics
 
 
-def _best_of(tasks: Sequence[_Task], count: int, least: float) -> dict[str, float]:
-    """The environment's own score of the answer that the rewards like best among so many, mean over tasks."""
-    best = [
-        max(task.sampled[:count], key=lambda answer: answer.metrics[PROXY]).score
-        for task in tasks
-        if all(PROXY in answer.metrics for answer in task.sampled[:count])
-    ]
-    if not best:
-        return {}
-    return {
-        f"eval/best_of_{count}": _mean(best),
-        f"eval/percent_correct_best_of_{count}": _mean([float(score > least) for score in best]),
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean over tasks; 0 for a single one."""
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
 def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
     """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
-    asked: defaultdict[str, list[str]] = defaultdict(list)
+    items_of: defaultdict[str, list[str]] = defaultdict(list)
     for task in tasks:
-        alike, item = asked[task.greedy.prompt], repr(task.item)
+        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
+        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
         if item not in alike:
             alike.append(item)
         number = {"task": alike.index(item)} if alike[0] != item else {}
-        yield {**_sample(task.greedy, GREEDY), **number}
-        yield from ({**_sample(answer, SAMPLED), **number} for answer in task.sampled)
-
-
-def _sample(answer: Answer, temperature: float) -> dict[str, Any]:
-    return {
-        "prompt": answer.prompt,
-        "completion": answer.completion,
-        "score": answer.score,
-        "temperature": temperature,
-        "tokens": answer.num_tokens,
-        "finish": answer.stop_reason,
-        **({} if answer.outcome is None else {"outcome": answer.outcome}),
-    }
-
-
-def write_evaluation(
-    folder: Path,
-    *,
-    task: str,
-    model: str,
-    seconds: float | None,
-    generation_parameters: Mapping[str, Any],
-    config: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    samples: Sequence[Mapping[str, Any]],
-) -> None:
-    """Write evaluate_config.yaml, samples.jsonl and, last, metrics.json, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {
-        "config_general": {
-            "model_name": model,
-            "total_evaluation_time_seconds": seconds,
-            "generation_parameters": dict(generation_parameters),
-        },
-        "results": {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)},
-    }
-    _write(folder / "evaluate_config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-    _write(folder / "samples.jsonl", "".join(json.dumps(dict(sample)) + "\n" for sample in samples))
-    _write(folder / "metrics.json", json.dumps(report, indent=2) + "\n")
-
-
-def _write(file: Path, text: str) -> None:
-    unfinished = file.with_name(file.name + ".tmp")
-    unfinished.write_text(text)
-    unfinished.replace(file)
+        yield from ({**row, **number} for row in rows)

@@ -1,8 +1,4 @@
-"""The family `game`: text games of several turns under GEM's ids (`game:GuessTheNumber-v0-easy`).
-
-Owns: which seeds are trained on and which are held out; what of a game the policy sees; what counts as won.
-Never: knows a game's rules (`games`).
-"""
+"""The family `game`: text games of several turns under GEM's ids (`game:GuessTheNumber-v0-easy`)."""
 
 from __future__ import annotations
 
@@ -146,11 +142,12 @@ class GameEnv(MultiTurnEnv):
 
     async def get_next_item(self) -> dict[str, Any]:
         """A game and its seed, which is all there is to its first state: a group plays the same one."""
-        return {"task": self._id, "seed": self.rng.getrandbits(32)}
+        return {"task": f"game:{self.config.variant}", "seed": self.rng.getrandbits(32)}
 
     def eval_items(self) -> list[dict[str, Any]]:
         """The same seeds for every run."""
-        return [{"task": self._id, "seed": seed} for seed in held_out_seeds(self.config.eval_tasks)]
+        task = f"game:{self.config.variant}"
+        return [{"task": task, "seed": seed} for seed in held_out_seeds(self.config.eval_tasks)]
 
     async def reset(self, task: Any) -> str:
         """The rules and the first state."""
@@ -165,7 +162,7 @@ class GameEnv(MultiTurnEnv):
             messages=self._message(observation, info),
             reward=reward,
             done=terminated or truncated,
-            fresh=not self._is_chat,
+            fresh=not any(name in CHATS for name in self._wrappers),
             outcome=info["outcome"],
         )
 
@@ -177,27 +174,14 @@ class GameEnv(MultiTurnEnv):
         return self.game.reset(seed=task["seed"])
 
     def _message(self, observation: str, info: Mapping[str, Any]) -> str:
-        if self._shows_suffix:
-            return user_message(self.config.template, observation)
-        shown = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+        shown = observation
+        if not any(name in tuple(View) and name not in CHATS for name in self._wrappers):  # which add these themselves
+            shown = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
         return user_message(self.config.template, shown)
-
-    @property
-    def _id(self) -> str:
-        return f"{self.name}:{self.config.variant}"
 
     @property
     def _wrappers(self) -> list[str]:
         return [name.strip() for name in self.config.env_wrappers.split(",") if name.strip()]
-
-    @property
-    def _is_chat(self) -> bool:
-        return any(name in CHATS for name in self._wrappers)
-
-    @property
-    def _shows_suffix(self) -> bool:
-        """An observation wrapper adds it itself."""
-        return any(name in tuple(View) and name not in CHATS for name in self._wrappers)
 
 
 def user_message(template: TemplateName, observation: str) -> str:

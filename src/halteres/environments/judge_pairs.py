@@ -1,8 +1,4 @@
-"""The environment `judge_pairs`: a judge that is trained on preference pairs, by reward rather than by example.
-
-Owns: how a pair is shown, in which order; the reward, 1 where the verdict names the preferred answer.
-Never: reads an opinion into an answer without a verdict; trains on a pair that it holds out.
-"""
+"""The environment `judge_pairs`: a judge that is trained on preference pairs, by reward rather than by example."""
 
 from __future__ import annotations
 
@@ -96,7 +92,7 @@ class JudgePairsEnv(SingleTurnEnv):
 
     async def get_next_item(self) -> Pair:
         """A pair to train on, in either order."""
-        return shown(self.rng.choice(self.train), self.rng)
+        return in_random_order(self.rng.choice(self.train), self.rng)
 
     def prompt(self, item: Any) -> str:
         """Request and answers as data between marks."""
@@ -120,10 +116,10 @@ class JudgePairsEnv(SingleTurnEnv):
     def eval_items(self) -> list[Pair]:
         """Held-out pairs, `eval_tasks` of them, in an order of their own."""
         rng = random.Random(EVAL_SEED)  # noqa: S311 - tasks, not secrets
-        return [shown(one, rng) for one in self.held_out[: self.config.eval_tasks]]
+        return [in_random_order(one, rng) for one in self.held_out[: self.config.eval_tasks]]
 
 
-def shown(comparison: Comparison, rng: random.Random) -> Pair:
+def in_random_order(comparison: Comparison, rng: random.Random) -> Pair:
     """A pair in one of its two orders."""
     chosen, rejected = (
         _text(comparison.completions[comparison.ranks.index(rank)]) for rank in sorted(comparison.ranks)

@@ -1,9 +1,6 @@
 """The environment's side of the trajectory server: registered, polled, fed, left.
 
-Owns: this environment's registration, also after the server has forgotten it; how many groups the server still has room
-for; the keys that make a repeated group harmless; groups that could not be delivered, on disk until they are, in their
-order.
-Never: decides how many groups to make; repeats a request (its client does, while the server is away).
+The keys of groups make a repeated group harmless. A group that cannot be delivered is kept on disk, in its order:
 
     send ──▶ acknowledged
       │ the server is away for SEND_S, or this process ends meanwhile
@@ -23,9 +20,16 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from halteres.clients.trajectories import EnvStatus, KeyReused, Patience, Posted, Registered, UnknownEnvironment
+from halteres.clients.trajectories import (
+    EnvironmentClient,
+    KeyReused,
+    Patience,
+    Posted,
+    Registered,
+    UnknownEnvironment,
+)
 from halteres.environments.config import BaseEnvConfig
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady
 from halteres.files import replace_file
@@ -38,40 +42,12 @@ SEND_S = 60.0
 
 GOODBYE_S = 2.0
 
-RECEIVED = "received"
-KEPT = "kept"
-"""Status of a group that was not delivered yet, and will be."""
+RECEIVED, KEPT = "received", "kept"
+"""Status of a group that was delivered, and of one that was not delivered yet, and will be."""
 
 T = TypeVar("T")
 
-
 log = logging.getLogger(__name__)
-
-
-class TrajectoryClient(Protocol):
-    """What is asked of `clients.trajectories.EnvironmentClient`, which describes it."""
-
-    async def register_env(
-        self, *, name: str, group_size: int, max_token_length: int, weight: float, min_batch_allocation: float | None
-    ) -> Registered:
-        """Register, as soon as a trainer has asked for its first batch."""
-        ...
-
-    async def info(self) -> tuple[int, int]:
-        """batch_size in sequences, and max_token_len."""
-        ...
-
-    async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
-        """Step, queue and allowance."""
-        ...
-
-    async def post(self, group: Mapping[str, Any], *, key: str) -> Posted:
-        """Send one scored group."""
-        ...
-
-    async def disconnect(self, env_id: int) -> None:
-        """Leave."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +60,18 @@ class Status:
 
 
 class TrajectoryLink:
-    """One environment's registration at one server."""
+    """One environment's registration at one server, also after the server has forgotten it."""
 
-    def __init__(self, client: TrajectoryClient, config: BaseEnvConfig, name: str, send_s: float = SEND_S) -> None:
+    def __init__(self, client: EnvironmentClient, config: BaseEnvConfig, name: str, send_s: float = SEND_S) -> None:
         self._client, self._config, self._name = client, config, name
         self._registered: Registered | None = None
         self._registering = asyncio.Lock()  # one of those who learn at once that the server forgot us
-        self._batch_size = config.batch_size
-        folder = self._folder = outbox_folder(config)
-        self._identity = uuid.uuid4().hex[:12] if folder is None else _identity_of(folder)
+        self.batch_size = config.batch_size  # rollouts of a batch; once registered, as the trainer said
+        folder = Path(config.run_dir) / "spool" if config.run_dir else None
+        self._folder = folder = Path(config.spool_dir) if config.spool_dir else folder
+        # The same for whoever uses the folder after this process: a repeated group has its first key.
+        place = uuid.uuid4().hex if folder is None else hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+        self._identity = place[:12]
         self._outbox = Outbox(folder)
         self._send_s = None if folder is None else send_s  # None: as long as the client has patience
 
@@ -104,11 +83,6 @@ class TrajectoryLink:
         return self._registered
 
     @property
-    def batch_size(self) -> int:
-        """Rollouts of a batch, as the trainer said."""
-        return self._batch_size
-
-    @property
     def life(self) -> int:
         """Which of several environments of this name it is: the server numbers their names, from NAME_0.
 
@@ -117,9 +91,7 @@ class TrajectoryLink:
         was never interrupted. One without a folder cannot be told from a twin that goes on beside it, and draws
         something else.
         """
-        if self._folder is not None:
-            return 0
-        number = self.registered.name.removeprefix(f"{self._name}_")
+        number = "" if self._folder else self.registered.name.removeprefix(f"{self._name}_")
         return int(number) if number.isdecimal() else 0
 
     async def register(self) -> Registered:
@@ -136,10 +108,10 @@ class TrajectoryLink:
             weight=self._config.inference_weight,
             min_batch_allocation=self._config.min_batch_allocation,
         )
-        self._batch_size, _ = await self._client.info()
-        if self._config.group_size > self._batch_size > 0:
+        self.batch_size, _ = await self._client.info()
+        if self._config.group_size > self.batch_size > 0:
             raise InvalidConfig(
-                f"A group of {self._config.group_size} does not fit into a batch of {self._batch_size}.",
+                f"A group of {self._config.group_size} does not fit into a batch of {self.batch_size}.",
                 "The trainer's batch_size counts sequences.",
                 "Lower group_size, or raise batch_size.",
             )
@@ -151,7 +123,10 @@ class TrajectoryLink:
             await self._deliver_late(letter)
             file.unlink(missing_ok=True)
         answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
-        room = self._room_by_queue(answer) if answer.allowance is None else answer.allowance
+        room = answer.allowance
+        if room is None:  # a server without allowances: Atropos's own bound of what may wait there
+            most = self._config.max_batches_offpolicy * self.batch_size // self._config.group_size
+            room = max(0, most - answer.queue_size)
         return Status(step=answer.current_step, room=room, asked_version=answer.asked_version)
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
@@ -162,22 +137,25 @@ class TrajectoryLink:
             NotReady: the server stayed away, and the group could not be kept.
         """
         letter = Letter(key=f"{self._identity}/{place}", body=body)
-        if not self._outbox.is_empty and self._outbox.keep(letter):  # no group overtakes one that is kept
+        if self._outbox.files() and self._outbox.keep(letter):  # no group overtakes one that is kept
             return Posted(status=KEPT)
         try:
-            return await self._post_in_time(letter)
+            async with asyncio.timeout(self._send_s):
+                return await self._post(letter)
         except KeyReused:  # an earlier life of this environment has sent the group of this place
             return Posted(status=RECEIVED)
-        except NotReady:
+        except (NotReady, TimeoutError) as error:
             if not self._outbox.keep(letter):
-                raise
+                if isinstance(error, NotReady):
+                    raise
+                raise NotReady(f"The trajectory server acknowledged no group within {self._send_s:g} s.") from None
         except asyncio.CancelledError:
             self._outbox.keep(letter)  # this process ends; the next one finds it
             raise
         log.warning("The trajectory server does not answer; a group is kept until it does.")
         return Posted(status=KEPT)
 
-    def has_enough(self) -> None:
+    def drop_undelivered(self) -> None:
         """The trainer wants no more: what was not delivered is not needed."""
         self._outbox.clear()
         self._outbox = Outbox(None)
@@ -191,13 +169,6 @@ class TrajectoryLink:
                 await self._client.disconnect(self._registered.env_id)
         except (HalteresError, TimeoutError) as error:
             log.info("The trajectory server heard no goodbye: %s", error)
-
-    async def _post_in_time(self, letter: Letter) -> Posted:
-        try:
-            async with asyncio.timeout(self._send_s):
-                return await self._post(letter)
-        except TimeoutError:
-            raise NotReady(f"The trajectory server acknowledged no group within {self._send_s:g} s.") from None
 
     async def _post(self, letter: Letter) -> Posted:
         return await self._as_known(lambda env_id: self._client.post({**letter.body, "env_id": env_id}, key=letter.key))
@@ -225,23 +196,6 @@ class TrajectoryLink:
                     await self.register()
             return await ask(self.registered.env_id)
 
-    def _room_by_queue(self, answer: EnvStatus) -> int:
-        """Groups that may wait at a server without allowances: Atropos's own bound."""
-        wanted = self._config.max_batches_offpolicy * self._batch_size // self._config.group_size
-        return max(0, wanted - answer.queue_size)
-
-
-def _identity_of(folder: Path) -> str:
-    """The same for whoever uses the folder after this one: a repeated group has its first key."""
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-
-
-def outbox_folder(config: BaseEnvConfig) -> Path | None:
-    """Where groups are kept that cannot be delivered: `spool_dir`, else `spool` of the run's directory."""
-    if config.spool_dir:
-        return Path(config.spool_dir)
-    return Path(config.run_dir) / "spool" if config.run_dir else None
-
 
 LARGEST_BYTES = 1024**3
 """Of all letters together. No group is begun while the server is away, so there are about as many as workers."""
@@ -264,6 +218,10 @@ class Outbox:
         self._folder, self._largest_bytes = folder, largest_bytes
         self._numbers = itertools.count()
 
+    def files(self) -> list[Path]:
+        """The files of all letters, the oldest first."""
+        return sorted(self._folder.glob(f"*{_SUFFIX}")) if self._folder is not None else []
+
     def keep(self, letter: Letter) -> bool:
         """Write a letter down. False where there is no folder, no room, or the disk refuses."""
         if self._folder is None:
@@ -271,7 +229,7 @@ class Outbox:
         content = json.dumps({"key": letter.key, "body": letter.body}).encode()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if len(content) + sum(file.stat().st_size for file in self._files()) > self._largest_bytes:
+            if len(content) + sum(file.stat().st_size for file in self.files()) > self._largest_bytes:
                 log.warning("%s holds %d MiB already.", self._folder, self._largest_bytes // 1024**2)
                 return False
             replace_file(self._folder / f"{time.time_ns():020}-{next(self._numbers)}{_SUFFIX}", content)
@@ -280,34 +238,21 @@ class Outbox:
             return False
         return True
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no letter is kept."""
-        return not self._files()
+    def clear(self) -> None:
+        """Forget all letters."""
+        for file in self.files():
+            file.unlink(missing_ok=True)
 
     def letters(self) -> Iterator[tuple[Path, Letter]]:
         """Every letter with its file, the oldest first; a file that is none is moved out of the way."""
-        for file in self._files():
-            letter = _read(file)
-            if letter is not None:
-                yield file, letter
-
-    def clear(self) -> None:
-        """Forget all letters."""
-        for file in self._files():
-            file.unlink(missing_ok=True)
-
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{_SUFFIX}")) if self._folder is not None else []
-
-
-def _read(file: Path) -> Letter | None:
-    try:
-        told = json.loads(file.read_bytes())
-        return Letter(key=str(told["key"]), body=dict(told["body"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("%s holds no group (%s); it is left there under another name.", file, error)
-        file.rename(file.with_suffix(_DAMAGED))
-        return None
+        for file in self.files():
+            try:
+                content = json.loads(file.read_bytes())
+                letter = Letter(key=str(content["key"]), body=dict(content["body"]))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.warning("%s holds no group (%s); it is left there under another name.", file, error)
+                file.rename(file.with_suffix(_DAMAGED))
+                continue
+            yield file, letter

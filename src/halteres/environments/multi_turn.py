@@ -1,8 +1,5 @@
 """Episodes of several turns: the policy answers, the environment answers back, until one of them ends it.
 
-Owns: one episode from reset to its outcome, its limits, the groups and evaluations made of episodes.
-Never: tokenises what the policy said (`rollouts.chat`), repeats a failed rollout (`rollouts.groups`).
-
     reset(task) ─▶ messages ─▶ ( policy ─▶ Reply ─▶ step(reply) ─▶ Step: messages, reward )* ─▶ outcome, score
 
 Every episode ends in one outcome: success or failure, as the environment says or its score does; turn_limit,
@@ -14,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os.path import commonprefix
 from typing import Annotated, Any, ClassVar, cast, get_args
 
 from pydantic import Field
 
-from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.config import BaseEnvConfig
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataItem, finite, items_of
@@ -70,14 +67,26 @@ class Step:
     outcome: Outcome | None = None  # of an episode that is done; None: success or failure, by its score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Episode:
-    """One episode that has ended."""
+    """One episode: what was said in it, and its trajectory once it has ended."""
 
-    trajectory: Trajectory
-    chats: tuple[list[dict[str, Any]], ...]  # of each turn, its answer included
     opening: tuple[dict[str, Any], ...]  # what `reset` gave
-    conversation: tuple[dict[str, Any], ...]  # all that was said after it, in order; of a fresh chat what is new
+    conversation: list[dict[str, Any]] = field(
+        default_factory=list[dict[str, Any]]
+    )  # after it; of a fresh chat the new
+    turns: list[Turn] = field(default_factory=list[Turn])
+    chats: list[list[dict[str, Any]]] = field(
+        default_factory=list[list[dict[str, Any]]]
+    )  # of each turn, with its answer
+    trajectory: Trajectory = field(init=False)
+
+    def add(self, chat: Chat, turn: Turn, messages: Sequence[dict[str, Any]]) -> None:
+        """The policy's answer to this chat, and what the environment said to it."""
+        answer = {"role": "assistant", "content": turn.text}
+        self.turns.append(turn)
+        self.chats.append([*(dict(message) for message in chat.messages), answer])
+        self.conversation += [answer, *messages]
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -147,58 +156,62 @@ class MultiTurnEnv(BaseEnv):
             return await env._run(task, temperature)
         finally:
             with boundary(EnvironmentFailed, f"{self.title}.close"):
-                await _awaited(env.close())
+                await awaited(env.close())
 
     async def _run(self, task: Any, temperature: float | None) -> Episode:
         """One episode on this very object."""
         with boundary(EnvironmentFailed, f"{self.title}.reset"):
-            messages = self.chat_of(_checked(await _awaited(self.reset(task)), "reset"))
+            messages = self.chat_of(_checked(await awaited(self.reset(task)), "reset"))
             tools = tuple(self.tools() if callable(self.tools) else self.tools)
-        chat = self._chat(messages, tools)
-        transcript = _Transcript(opening=tuple(messages))
+        # A server that is asked with messages is told of the tools in words.
+        new_chat = partial(Chat, self.tokenizer, tools=tools, in_words=self.server.server_type != "sglang")
+        chat = new_chat(messages)
+        episode = Episode(opening=tuple(messages))
         while True:
             try:
                 (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
             except ContextOverflow:
-                if not transcript.turns:
+                if not episode.turns:
                     raise
-                return await self._ended(transcript, "context_overflow")
+                return await self._ended(episode, "context_overflow")
             if turn.stop_reason == "length" and self.config.end_on_length:
-                transcript.add(chat, turn, [])
-                return await self._ended(transcript, "length_stop")
-            step, messages = await self._step(_reply(turn, len(transcript.turns), calls=bool(tools)))
-            shown = _news(messages, chat.messages) if step.fresh else messages
-            transcript.add(chat, replace(turn, reward=step.reward), shown)
+                episode.add(chat, turn, [])
+                return await self._ended(episode, "length_stop")
+            text, calls = read_calls(turn.text) if tools else (turn.text, ())
+            number = len(episode.turns)  # of this turn; in ids of calls, which are the same in a repeated run
+            calls = tuple(replace(call, id=f"call_{number}_{call.index}") for call in calls)
+            reply = Reply(text=text, turn=number, stop_reason=turn.stop_reason, tool_calls=calls)
+            step, messages = await self._step(reply)
+            shown = _new_part(messages, chat.messages) if step.fresh else messages
+            episode.add(chat, replace(turn, reward=step.reward), shown)
             if step.done:
-                return await self._ended(transcript, step.outcome)
-            if len(transcript.turns) >= self.config.max_turns:
-                return await self._ended(transcript, "turn_limit")
+                return await self._ended(episode, step.outcome)
+            if len(episode.turns) >= self.config.max_turns:
+                return await self._ended(episode, "turn_limit")
             if step.fresh:
-                chat = self._chat(messages, tools)
+                chat = new_chat(messages)
             else:
                 chat.go_on(turn.action, messages)
-
-    def _chat(self, messages: Sequence[Message], tools: Tools) -> Chat:
-        """A chat that begins with these; a server that is asked with messages hears of the tools in words."""
-        return Chat(self.tokenizer, messages, tools, in_words=self.server.server_type != "sglang")
 
     async def _step(self, reply: Reply) -> tuple[Step, list[dict[str, Any]]]:
         """What the environment answers, and its messages as such."""
         where = f"{self.title}.step"
         with boundary(EnvironmentFailed, where):
-            step: Any = await _awaited(self.step(reply))
+            step: Any = await awaited(self.step(reply))
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
             if step.outcome not in (None, *get_args(Outcome)):
                 raise ValueError(f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}")
             said = _checked(step.messages, "Step.messages")
-            messages = self.chat_of(said) if step.fresh else _as_messages(said)
+            if isinstance(said, str) and not step.fresh:
+                said = [{"role": "user", "content": said}]
+            messages = self.chat_of(said)  # which puts the config's system prompt before a fresh chat
         return replace(step, reward=finite(step.reward, where)), messages
 
-    async def _ended(self, transcript: _Transcript, outcome: Outcome | None) -> Episode:
-        turns, where = tuple(transcript.turns), f"{self.title}.score_episode"
+    async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
+        turns, where = tuple(episode.turns), f"{self.title}.score_episode"
         with boundary(EnvironmentFailed, where):
-            score = finite(await _awaited(self.score_episode(turns)), where)
+            score = finite(await awaited(self.score_episode(turns)), where)
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
             measured = self.measure(turns)
         outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
@@ -208,13 +221,8 @@ class MultiTurnEnv(BaseEnv):
             "turns": len(turns),
             **{f"outcome/{name}": float(name == outcome) for name in get_args(Outcome)},
         }
-        trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
-        return Episode(
-            trajectory=trajectory,
-            chats=tuple(transcript.chats),
-            opening=transcript.opening,
-            conversation=tuple(transcript.conversation),
-        )
+        episode.trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
+        return episode
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         async def one(number: int) -> Answer:
@@ -222,33 +230,9 @@ class MultiTurnEnv(BaseEnv):
                 return _answer(await self.play(item, temperature))
 
         # All of them are waited for, also where one fails: what is tried again leaves no episode behind.
-        ended = await asyncio.gather(*(one(number) for number in range(count)), return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [outcome for outcome in ended if isinstance(outcome, Answer)]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Transcript:
-    """What was said in an episode so far."""
-
-    opening: tuple[dict[str, Any], ...]
-    conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    turns: list[Turn] = field(default_factory=list[Turn])
-    chats: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
-
-    def add(self, chat: Chat, turn: Turn, messages: Sequence[dict[str, Any]]) -> None:
-        """The policy's answer to this chat, and what the environment said to it."""
-        said = {"role": "assistant", "content": turn.text}
-        self.turns.append(turn)
-        self.chats.append([*(dict(message) for message in chat.messages), said])
-        self.conversation += [said, *messages]
-
-
-async def _awaited(value: Any) -> Any:
-    """What an author's method gave, `async def` or not."""
-    return await value if inspect.isawaitable(value) else value
+        tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [task.result() for task in tasks]
 
 
 def _checked(said: Any, what: str) -> str | Sequence[Message]:
@@ -264,11 +248,7 @@ def _checked(said: Any, what: str) -> str | Sequence[Message]:
     return cast(Sequence[Message], said)
 
 
-def _as_messages(said: str | Sequence[Message]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else [dict(message) for message in said]
-
-
-def _news(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
+def _new_part(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
     """A fresh chat's last message, without the lines with which the one before it began, too."""
     if not fresh or not before:
         return list(fresh)
@@ -277,36 +257,13 @@ def _news(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[di
     return [{**fresh[-1], "content": text[text.rfind("\n", 0, shared + 1) + 1 :]}]
 
 
-def _reply(turn: Turn, number: int, *, calls: bool) -> Reply:
-    """A turn as the environment sees it; ids of calls are the same in a repeated run."""
-    said, found = read_calls(turn.text) if calls else (turn.text, ())
-    named = tuple(replace(call, id=f"call_{number}_{call.index}") for call in found)
-    return Reply(text=said, turn=number, stop_reason=turn.stop_reason, tool_calls=named)
-
-
 def _answer(episode: Episode) -> Answer:
-    trajectory, turns = episode.trajectory, episode.trajectory.turns
-    said = [place for place, message in enumerate(episode.conversation) if message["role"] == "assistant"]
-    return Answer(
-        sample=Sample(
-            prompt=episode.opening,
-            completion=episode.conversation,
-            answers=tuple(said[: len(turns)]),
-            tokens=tuple(token for turn in turns for token in turn.action),
-            score=trajectory.score,
-        ),
-        prompt=str(episode.opening[-1]["content"]) if episode.opening else "",
-        completion=_text(episode.conversation),
-        score=trajectory.score,
-        num_tokens=sum(len(turn.action) for turn in turns),
-        stop_reason=turns[-1].stop_reason,
-        version=max(turn.version_max for turn in turns),
-        outcome=trajectory.outcome,
-        metrics=trajectory.metrics,
+    answers = [place for place, message in enumerate(episode.conversation) if message["role"] == "assistant"]
+    chat = Sample(
+        prompt=episode.opening,
+        completion=tuple(episode.conversation),
+        answers=tuple(answers[: len(episode.turns)]),
+        tokens=tuple(token for turn in episode.turns for token in turn.action),
+        score=episode.trajectory.score,
     )
-
-
-def _text(conversation: Sequence[Message]) -> str:
-    """A conversation that the policy begins, to be read: whose words they are, but for the first."""
-    first, *others = conversation
-    return "\n\n".join([str(first["content"]), *(f"[{one['role']}]\n{one.get('content', '')}" for one in others)])
+    return Answer(trajectory=episode.trajectory, chat=chat)

@@ -1,8 +1,7 @@
-"""`process`: groups into a file, with no trajectory server and no trainer.
+"""`process`: groups into a JSONL file (never an existing one), with no trajectory server and no trainer.
 
-Owns: the JSONL file (never an existing one), the order of its lines, the page beside it, in which every text is
-escaped; where a run directory is named, its rollouts: what was dropped or failed is there too.
-Never: sends anything; ends because one rollout failed. Too many groups in a row that came to nothing end it.
+Beside the file lies a page to read, in which every text is escaped. Where a run directory is named, it has the
+rollouts, those that were dropped or failed too.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from halteres.environments.base import BaseEnv
 from halteres.environments.scored import OWN, ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of, scores_of
-from halteres.environments.work import Drawn, Items, Settled, settle_item
+from halteres.environments.work import Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
 from halteres.rollouts.groups import as_data
@@ -26,7 +24,6 @@ from halteres.types import FailedRollout
 
 POLL_S = 0.05
 ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group wanted
-
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ async def process(env: BaseEnv) -> Path:
             next="Give it with --env.total_steps 8.",
         )
     await env.setup()
-    file = _free(Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl"))
+    file = _new_file(Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl"))
     written: list[ScoredDataGroup] = []
     async for group in _groups(env, wanted):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
@@ -59,77 +56,54 @@ async def process(env: BaseEnv) -> Path:
 
 async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
     """Groups in the order of their items, several under way at once."""
-    items, patience = Items(env), _Patience(env)
+    items, config, records = Items(env), env.config, env.records
     under_way: deque[asyncio.Task[Settled]] = deque()
     made = tried = 0
+    failed = dropped = without_item = 0  # items in a row; the limits are those of `serve`
+    last = "get_next_item gave no item."
+
+    def may_begin() -> bool:
+        exhausted = max(failed, without_item) >= config.max_failed_groups or 0 < config.max_dropped_groups <= dropped
+        return tried < ITEMS_PER_GROUP * wanted and not exhausted
+
     try:
         while made < wanted:
-            room = min(env.config.max_workers, wanted - made)
-            while len(under_way) < room and tried < ITEMS_PER_GROUP * wanted and not patience.exhausted:
-                drawn = await patience.draw(items)
-                if drawn is None:
+            while len(under_way) < min(config.max_workers, wanted - made) and may_begin():
+                try:
+                    drawn = await items.next()
+                except EnvironmentFailed as failure:  # which is a failed group
+                    failed += 1
+                    last = f"Last failure: {as_data(failure).why}"
+                    records.failed(env.curr_step + 1, -1, None, (as_data(failure),))
                     break
-                tried += 1
+                if drawn is None:
+                    without_item, last = without_item + 1, "get_next_item gave no more items."
+                    break
+                without_item, tried = 0, tried + 1
                 under_way.append(asyncio.create_task(settle_item(env, drawn)))
-            if not under_way and tried < ITEMS_PER_GROUP * wanted and not patience.exhausted:
+            if not under_way and may_begin():
                 await asyncio.sleep(POLL_S)  # no item now may mean one in a moment, as in `serve`
                 continue
             if not under_way:
-                raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", patience.last)
+                raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", last)
             settled = await under_way.popleft()
+            step, ordinal, item = settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item
             items.put_back(settled.backlog)
-            patience.see(settled)
+            if settled.kept:
+                failed = dropped = 0
+            else:
+                failures = settled.failures or _as_failures(settled)
+                failed, dropped = failed + bool(settled.failures), dropped + (not settled.failures)
+                last = f"Last failure: {failures[-1].why}"
+                records.failed(step, ordinal, item, failures)
             for group in settled.kept[: wanted - made]:
                 made += 1
-                env.records.group(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, group)
+                records.group(step, ordinal, item, group)
                 yield group
     finally:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-
-
-class _Patience:
-    """How many items in a row came to nothing, why the last one did; the limits are those of `serve`."""
-
-    def __init__(self, env: BaseEnv) -> None:
-        self._env = env
-        self._failed = self._dropped = self._without_item = 0
-        self.last = "get_next_item gave no item."
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no further item is begun."""
-        config = self._env.config
-        failed = max(self._failed, self._without_item)
-        return failed >= config.max_failed_groups or 0 < config.max_dropped_groups <= self._dropped
-
-    async def draw(self, items: Items) -> Drawn | None:
-        """The next item; None where there is none now, or `get_next_item` raised, which is a failed group."""
-        try:
-            drawn = await items.next()
-        except EnvironmentFailed as failure:
-            self._failed += 1
-            self._tell(self._env.curr_step + 1, -1, None, (as_data(failure),))
-            return None
-        self._without_item = 0 if drawn else self._without_item + 1
-        if self._without_item:
-            self.last = "get_next_item gave no more items."
-        return drawn
-
-    def see(self, settled: Settled) -> None:
-        """Note what an item came to, and record it where it is nothing."""
-        if settled.kept:
-            self._failed = self._dropped = 0
-            return
-        failures = settled.failures or _as_failures(settled)
-        self._failed += bool(settled.failures)
-        self._dropped += not settled.failures
-        self._tell(settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item, failures)
-
-    def _tell(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
-        self.last = f"Last failure: {failures[-1].why}"
-        self._env.records.failed(step, ordinal, item, failures)
 
 
 def _as_failures(settled: Settled) -> tuple[FailedRollout, ...]:
@@ -138,17 +112,17 @@ def _as_failures(settled: Settled) -> tuple[FailedRollout, ...]:
     return tuple(FailedRollout(code=reason, why=f"the group was dropped ({reason}).") for reason in reasons)
 
 
-def _free(path: Path) -> Path:
+def _new_file(path: Path) -> Path:
     """The path itself, or the first of _1, _2, … that is not taken; it exists, empty, from here on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    number = 0
+    candidate, number = path, 0
     while True:
-        candidate = path if number == 0 else path.with_name(f"{path.stem}_{number}{path.suffix}")
         try:
             candidate.touch(exist_ok=False)
             return candidate
         except FileExistsError:
             number += 1
+            candidate = path.with_name(f"{path.stem}_{number}{path.suffix}")
 
 
 _STYLE = (
@@ -163,34 +137,24 @@ def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokeni
     """The whole page."""
     scores = [score for group in groups for score in scores_of(group)]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
-    heading = f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"
-    details = "".join(_group(number, group, tokenizer) for number, group in enumerate(groups, 1))
+    body = [f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"]
+    for number, group in enumerate(groups, 1):
+        listed = " ".join(f"{score:g}" for score in scores_of(group))
+        body.append(f"<details><summary>Group {number}: {escape(listed)}</summary>")
+        for rollout in rollouts_of(group):
+            body.append(f'<p class="score">score {group["scores"][rollout[0]]:g}</p>')
+            for role, text in (text for place in rollout for text in _texts(group, place, tokenizer)):
+                body.append(f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>')
+        body.append("</details>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body>{heading}{details}</body></html>\n"
+        f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
 
 
-def _group(number: int, group: ScoredDataGroup, tokenizer: Tokenizer) -> str:
-    scores = " ".join(f"{score:g}" for score in scores_of(group))
-    rollouts = "".join(_rollout(group, rollout, tokenizer) for rollout in rollouts_of(group))
-    return f"<details><summary>Group {number}: {escape(scores)}</summary>{rollouts}</details>"
-
-
-def _rollout(group: ScoredDataGroup, rollout: Sequence[int], tokenizer: Tokenizer) -> str:
-    messages = group.get("messages")
-    texts = (_chat(messages[place]) if messages else _plain(group, place, tokenizer) for place in rollout)
-    return f'<p class="score">score {group["scores"][rollout[0]]:g}</p>{"".join(texts)}'
-
-
-def _chat(messages: Sequence[dict[str, Any]]) -> str:
-    return "".join(_text(str(message.get("role", "")), str(message.get("content", ""))) for message in messages)
-
-
-def _plain(group: ScoredDataGroup, place: int, tokenizer: Tokenizer) -> str:
+def _texts(group: ScoredDataGroup, place: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """A sequence's texts, with whose they are."""
+    if messages := group.get("messages"):
+        return [(str(message.get("role", "")), str(message.get("content", ""))) for message in messages[place]]
     prompt = tokenizer.decode(prompt_tokens(group, place), skip_special_tokens=False)
-    return _text("prompt", prompt) + _text("answer", tokenizer.decode(action_tokens(group, place)))
-
-
-def _text(role: str, text: str) -> str:
-    return f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>'
+    return [("prompt", prompt), ("answer", tokenizer.decode(action_tokens(group, place)))]

@@ -1,7 +1,6 @@
 """The environment `reasoning_gym`: the tasks of the package reasoning-gym, made and scored by itself.
 
-Owns: which task, which of its items are trained on and which are held out, where an answer is looked for.
-Never: imports the package (a process that can be killed does), runs a task that evaluates what a model wrote.
+The package runs in a process that can be killed. No task is run that evaluates what a model wrote.
 
 Source: reasoning-gym 0.1.25. Item i of a task is made from its seed + i, so an index stands for an item.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -21,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from halteres.environments.answers import boxed_answer, tagged_answer
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.single_turn import SingleTurnEnv
-from halteres.environments.worker_process import WorkerProcess, WorkerRefused
+from halteres.environments.worker_process import WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
 
 EVALUATING = frozenset(
@@ -41,9 +39,6 @@ EVALUATING = frozenset(
 
 LONGEST_ANSWER = 10_000
 """Characters of an answer that is scored; a longer one is none."""
-
-START_S = 120.0
-"""How long the package may take to be imported and the data set to be made."""
 
 MAKE_S, SCORE_S = 60.0, 10.0
 """How long an item may take to be made, and an answer to be scored."""
@@ -114,8 +109,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             )
         size = NUM_TRAIN + NUM_HELD_OUT
         settings = {"size": size, "seed": self.config.task_seed, **self.config.task_settings}
-        command = (sys.executable, "-m", "halteres.environments.reasoning_gym_worker")
-        self.worker = WorkerProcess((*command, self.config.task, json.dumps(settings)), start_within_s=START_S)
+        self.worker = gym_worker("reasoning", self.config.task, json.dumps(settings))
         try:
             await self._item(0)
         except WorkerRefused as error:

@@ -1,9 +1,7 @@
 """What an environment writes into the run directory, and the figures of its groups, step by step.
 
-Owns: rollouts/step_N.jsonl, the environment's rows of metrics.jsonl and notices, the figures behind them, its last
-words.
-Never: stops a rollout because a file cannot be written; without a run directory it writes nothing; raises an alert (the
-supervisor makes one of a notice).
+A file that cannot be written stops no rollout; without a run directory nothing is written. The supervisor makes alerts
+of the notices.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any
 from halteres.environments.scored import (
     RewardRecord,
     ScoredDataGroup,
-    TurnTokens,
     action_tokens,
     prompt_tokens,
     rollouts_of,
@@ -56,28 +53,23 @@ class Tally:
         """Take in the rollouts of one group."""
         rewards = group.get("rewards")
         own = rewards.own if rewards else group.get("own_scores") or scores_of(group)
+        measured: list[Mapping[str, float]] = []
         for place, rollout in enumerate(rollouts_of(group)):
-            length = sum(len(action_tokens(group, number)) for number in rollout)
-            self._value("train/percent_correct", float(own[place] > self._success_threshold))
-            self._value("train/completion_lengths", length)
-            self._value("train/truncated", float(finish_of(group, place, self._tokenizer) == "length"))
-        for measured in group.get("metrics", ()):
-            for name, value in measured.items():
-                self._value(f"train/{name}", value)
-
-        if rewards:
-            self._rewards(rewards)
-
-    def _rewards(self, rewards: RewardRecord) -> None:
-        """Each component's values and seconds, and what a group took as a whole."""
-        for values in rewards.values:
-            for name, value in values.items():
-                for metric, number in metrics_of("reward", name, value).items():
-                    self._value(metric, number)
-        for name, seconds in rewards.seconds.items():
-            self._value(f"reward/{name}_s", seconds)
-        self._value("rollouts/group_s", rewards.group_s)
-        self._counts.update(rewards.counts)
+            figures = {
+                "train/percent_correct": float(own[place] > self._success_threshold),
+                "train/completion_lengths": sum(len(action_tokens(group, number)) for number in rollout),
+                "train/truncated": float(finish_of(group, place, self._tokenizer) == "length"),
+            }
+            measured.append(figures)
+        measured += ({f"train/{name}": value for name, value in row.items()} for row in group.get("metrics", ()))
+        if rewards:  # each component's values and seconds, and what the group took as a whole
+            measured += [metrics_of("reward", *one) for values in rewards.values for one in values.items()]
+            measured.append({f"reward/{name}_s": seconds for name, seconds in rewards.seconds.items()})
+            measured.append({"rollouts/group_s": rewards.group_s})
+            self._counts.update(rewards.counts)
+        for row in measured:
+            for name, value in row.items():
+                self._values[name].append(value)
 
     def count(self, name: str, number: int = 1) -> None:
         """Something happened `number` times."""
@@ -87,9 +79,6 @@ class Tally:
         """The figures: the same bits in whatever order groups were taken in."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
         return {**means, "rollouts/failed": 0, **self._counts}
-
-    def _value(self, name: str, value: float) -> None:
-        self._values[name].append(value)
 
 
 class Records:
@@ -115,18 +104,12 @@ class Records:
     def group(self, step: int, number: int, item: Any, group: ScoredDataGroup) -> None:
         """One scored group, on its way into the batch of `step`."""
         self._tallies[step].group(group)
-        failures = group.get("failures", [])
-        self._count(step, failures)
+        line = {
+            "prompt": self._text(prompt_tokens(group, 0)),
+            "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
+        }
         self._rollouts(
-            step,
-            {
-                "group": number,
-                "item": _plain(item),
-                "prompt": self._text(prompt_tokens(group, 0)),
-                "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
-                "failures": [dataclasses.asdict(failure) for failure in failures],
-                **self._reward_row(step, group.get("rewards")),
-            },
+            step, number, item, group.get("failures", []), line, self._reward_row(step, group.get("rewards"))
         )
 
     def _reward_row(self, step: int, rewards: RewardRecord | None) -> dict[str, Any]:
@@ -134,10 +117,9 @@ class Records:
         if rewards is None:
             return {}
         if self._rewards_version is None and self._folder is not None:
-            known = (
-                row.get("version") for row in read_rows(self._folder / "events.jsonl") if row.get("type") == REWARDS
-            )
-            self._rewards_version = next(reversed(list(known)), None)
+            for row in read_rows(self._folder / "events.jsonl"):
+                if row.get("type") == REWARDS:
+                    self._rewards_version = row.get("version")
         if rewards.version != self._rewards_version:
             before, self._rewards_version = self._rewards_version, rewards.version
             event = {"t": time.time(), "type": REWARDS, "step": step, "version": rewards.version, "before": before}
@@ -146,11 +128,8 @@ class Records:
 
     def failed(self, step: int, number: int, item: Any, failures: Sequence[FailedRollout]) -> None:
         """A group that came to nothing."""
-        self._count(step, failures)
         self._tallies[step].count("groups/failed")
-        told = [dataclasses.asdict(failure) for failure in failures]
-        line = {"group": number, "item": _plain(item), "prompt": "", "completions": [], "failures": told}
-        self._rollouts(step, line)
+        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []}, {})
 
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
@@ -169,53 +148,61 @@ class Records:
                 file.parent.mkdir(exist_ok=True)
                 replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
-    def _count(self, step: int, failures: Sequence[FailedRollout]) -> None:
+    def _rollouts(
+        self,
+        step: int,
+        number: int,
+        item: Any,
+        failures: Sequence[FailedRollout],
+        texts: Mapping[str, Any],
+        rewards: Mapping[str, Any],
+    ) -> None:
+        """Count failures, and write a group's line: once, also where it is rolled out again after a restart."""
         self._tallies[step].count("rollouts/failed", len(failures))
         for failure in failures:
             self._tallies[step].count(f"rollouts/failed/{failure.code}")
             log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+        if self._folder is None:
+            return
+        file = f"rollouts/step_{step}.jsonl"
+        if step not in self._written:
+            self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
+        if number not in self._written[step]:
+            failed = [dataclasses.asdict(failure) for failure in failures]
+            self._append(file, {"group": number, "item": _plain(item), **texts, "failures": failed, **rewards})
 
     def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
         tokens = [token for number in rollout for token in action_tokens(group, number)]
         turns = turns_of(group, rollout)
-        told: dict[str, Any] = {
+        line: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
             "score": group["scores"][rollout[0]],
             "tokens": len(tokens),
             "finish": finish_of(group, place, self._tokenizer),
         }
         if rewards := group.get("rewards"):
-            told["rewards"] = {
-                name: None if value is None else value.total for name, value in rewards.values[place].items()
-            }
+            values = rewards.values[place]
+            line["rewards"] = {name: None if value is None else value.total for name, value in values.items()}
         if outcomes := group.get("outcome"):
-            told["outcome"] = outcomes[place]
+            line["outcome"] = outcomes[place]
         if len(turns) > 1:  # `text` has them all in one
-            told["turns"] = [self._turn(turn) for turn in turns]
-        return told
-
-    def _turn(self, turn: TurnTokens) -> dict[str, Any]:
-        told = {"text": self._tokenizer.decode(turn.action), "observation": self._text(turn.observation)}
-        return told if turn.reward is None else {**told, "reward": turn.reward}
+            line["turns"] = [
+                {
+                    "text": self._tokenizer.decode(turn.action),
+                    "observation": self._text(turn.observation),
+                    **({} if turn.reward is None else {"reward": turn.reward}),
+                }
+                for turn in turns
+            ]
+        return line
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def _rollouts(self, step: int, line: Mapping[str, Any]) -> None:
-        """A group that is rolled out again, because the environment was started again, is written once."""
-        if self._folder is None:
-            return
-        file = f"rollouts/step_{step}.jsonl"
-        if step not in self._written:
-            self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
-        if line["group"] not in self._written[step]:
-            self._append(file, line)
-
     def _append(self, file: str, row: Mapping[str, Any]) -> None:
-        if self._folder is None:
-            return
         try:
-            append_row(self._folder / file, row)
+            if self._folder is not None:
+                append_row(self._folder / file, row)
         except HalteresError as error:  # the trainer meets the same disk and speaks for the run
             log.warning("%s", error.sentence)
 

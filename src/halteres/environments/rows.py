@@ -1,8 +1,4 @@
-"""Questions whose answers are numbers, from a JSONL file, a folder or the Hugging Face hub.
-
-Owns: the form of a row (GSM8K's), which rows are held out, the sentence for what cannot be read.
-Never: downloads by itself (the package `datasets` does, where the hub is asked for), changes a question.
-"""
+"""Questions whose answers are numbers, from a JSONL file, a folder or the Hugging Face hub, in GSM8K's form."""
 
 from __future__ import annotations
 
@@ -45,9 +41,10 @@ def load_rows(source: str | Path) -> tuple[Sequence[Row], Sequence[Row]]:
     if path.is_dir():
         train, held_out = _read(path / "train.jsonl"), _read(path / "test.jsonl")
     elif path.suffix == ".jsonl" or path.is_absolute():
-        rows = _read(path)
-        train = [row for row in rows if not _is_held_out(row)]
-        held_out = [row for row in rows if _is_held_out(row)]
+        train, held_out = list[Row](), list[Row]()
+        for row in _read(path):
+            first_byte = hashlib.sha256(row.question.encode()).digest()[0]
+            (held_out if first_byte < HELD_OUT_SHARE * 256 else train).append(row)
     else:
         train, held_out = _from_hub(str(source))
     if not train:
@@ -64,14 +61,15 @@ def _read(file: Path) -> list[Row]:
             f"{getattr(error, 'strerror', None) or error}.",
             "Give the whole path of a JSONL file, or of a folder with train.jsonl and test.jsonl.",
         ) from error
-    return [_row(_parsed(line), f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                fields = None
+            rows.append(_row(fields, f"{file}:{number}"))
+    return rows
 
 
 def _row(fields: Any, place: str) -> Row:
@@ -83,10 +81,6 @@ def _row(fields: Any, place: str) -> Row:
             next='A row is {"question": "...", "answer": "7"}; the number may stand after "####".',
         )
     return Row(question=question, answer=answer)
-
-
-def _is_held_out(row: Row) -> bool:
-    return hashlib.sha256(row.question.encode()).digest()[0] < HELD_OUT_SHARE * 256
 
 
 def _from_hub(name: str) -> tuple[list[Row], list[Row]]:

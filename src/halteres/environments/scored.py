@@ -1,9 +1,5 @@
 """Scored groups in Atropos's form: what an author gives back, what goes to the trajectory server.
 
-Owns: tokens, masks and spans of a trajectory, the sentinels on context, which sequences of a group make a rollout, what
-makes a group unfit to send.
-Never: sends, samples, judges a score.
-
 A rollout is one sequence as long as each of its prompts begins with all tokens before it; a prompt that does not begins
 another sequence of the same rollout. Every sampled token is in one sequence, and in one span of it.
 """
@@ -125,7 +121,9 @@ def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]]
     turns = trajectory.turns
     if not turns:
         raise InvalidData("A rollout without a turn cannot be scored.")
-    begins = [number for number, turn in enumerate(turns) if number == 0 or not _continues(turn, turns[number - 1])]
+    wholes = [turn.prompt + turn.action for turn in turns]
+    continues = [False, *(turn.prompt[: len(whole)] == whole for whole, turn in zip(wholes, turns[1:], strict=False))]
+    begins = [number for number, does in enumerate(continues) if not does]
     items: list[ScoredDataItem] = []
     for begin, end in zip(begins, [*begins[1:], len(turns)], strict=True):
         item = _item(turns[begin:end])
@@ -138,11 +136,6 @@ def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]]
             item["outcome"] = trajectory.outcome
         items.append(item)
     return items
-
-
-def _continues(turn: Turn, before: Turn) -> bool:
-    whole = before.prompt + before.action
-    return turn.prompt[: len(whole)] == whole
 
 
 def _item(turns: Sequence[Turn]) -> ScoredDataItem:
@@ -217,16 +210,12 @@ def check(group: ScoredDataGroup, where: str) -> None:
     for score in group["scores"]:
         finite(score, where)
     for name in PER_TOKEN:
-        for number, values in enumerate(fields.get(name) or ()):
-            _check_sequence(name, number, values, len(group["tokens"][number]), where)
-
-
-def _check_sequence(name: str, number: int, values: Sequence[Any], length: int, where: str) -> None:
-    if len(values) != length:
-        raise EnvironmentFailed(f"{where} gave sequence {number} of {length} tokens with {len(values)} {name}.")
-    flat = chain.from_iterable(values) if name.startswith("distill") else values
-    if not all(map(math.isfinite, flat)):
-        raise EnvironmentFailed(f"{where} gave {name} of sequence {number} with NaN or infinity.")
+        for number, (values, tokens) in enumerate(zip(fields.get(name) or (), group["tokens"], strict=False)):
+            if len(values) != (length := len(tokens)):
+                raise EnvironmentFailed(f"{where} gave sequence {number} of {length} tokens with {len(values)} {name}.")
+            flat = chain.from_iterable(values) if name.startswith("distill") else values
+            if not all(map(math.isfinite, flat)):
+                raise EnvironmentFailed(f"{where} gave {name} of sequence {number} with NaN or infinity.")
 
 
 def rollouts_of(group: ScoredDataGroup) -> list[list[int]]:
@@ -238,11 +227,6 @@ def rollouts_of(group: ScoredDataGroup) -> list[list[int]]:
 def scores_of(group: ScoredDataGroup) -> list[float]:
     """The score of each rollout."""
     return [group["scores"][rollout[0]] for rollout in rollouts_of(group)]
-
-
-def expected_size(group: ScoredDataGroup, default: int) -> int:
-    """Rollouts that the group should have; `group_overrides` may change it."""
-    return int((group.get("group_overrides") or {}).get("group_size", default))
 
 
 def to_wire(group: ScoredDataGroup, *, include_messages: bool) -> dict[str, Any]:
@@ -277,25 +261,21 @@ class TurnTokens:
 def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]:
     """The turns of a rollout, in order; `rollout`: the numbers of its sequences."""
     spans = group.get("spans")
-    if spans is None:
-        found = [(number, *run, None) for number in rollout for run in _unmasked(group["masks"][number])]
+    if spans is None:  # then each run of unmasked tokens is an action
+        found: list[tuple[int, int, int, float | None]] = []
+        for number in rollout:
+            runs = groupby(enumerate(group["masks"][number]), lambda token: token[1] == MASKED)
+            actions = [[place for place, _ in run] for masked, run in runs if not masked]
+            found += [(number, action[0], action[-1] + 1, None) for action in actions]
     else:
         found = [span for span in spans if span[0] in rollout]
     turns: list[TurnTokens] = []
     for place, (number, start, stop, reward) in enumerate(found):
         tokens = group["tokens"][number]
         after, begin, *_ = found[place + 1] if place + 1 < len(found) else (number, len(tokens))
-        observation = tokens[stop:begin] if after == number else _news(group["tokens"][after][:begin], tokens)
+        observation = tokens[stop:begin]
+        if after != number:  # a new sequence's prompt, without the beginning that it shares with the one before it
+            prompt = group["tokens"][after][:begin]
+            observation = prompt[len(commonprefix([prompt, tokens])) :]
         turns.append(TurnTokens(action=tokens[start:stop], observation=observation, reward=reward))
     return turns
-
-
-def _unmasked(masks: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each run of actions begins and ends."""
-    runs = [list(part) for _, part in groupby(range(len(masks)), lambda place: masks[place] == MASKED)]
-    return [(run[0], run[-1] + 1) for run in runs if masks[run[0]] != MASKED]
-
-
-def _news(prompt: list[int], before: list[int]) -> list[int]:
-    """A new sequence's prompt without the beginning that it shares with the sequence before it."""
-    return prompt[len(commonprefix([prompt, before])) :]

@@ -1,11 +1,8 @@
 """A config's `rewards` at work in an environment: on groups for training, on held-out answers in evaluation.
 
-Owns: what of a rollout is scored, rollouts without a reward as failures, rewards in a group's scores and spans.
-Never: asks a scorer (`rewards.reward_list`), composes values (`rewards.components`), samples.
-
-    sampled ─▶ add: components that look at one answer ─▶ whole ─▶ finished: those that compare answers ─▶ composed
-       ▲            │ without a reward
-       └────────────┘
+sampled ─▶ add: components that look at one answer ─▶ whole ─▶ finished: those that compare answers ─▶ composed
+   ▲            │ without a reward: the rollout failed
+   └────────────┘
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halteres.environments.scored import RewardRecord, ScoredDataGroup, ScoredDataItem, rollouts_of
@@ -22,7 +20,7 @@ from halteres.rewards.components import TOTAL, Reward, Value, compose
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import NoGrade
 from halteres.rewards.reward_list import GroupScores, RewardList
-from halteres.rollouts.groups import GroupFailed, Round
+from halteres.rollouts.groups import GroupFailed
 from halteres.text import Message
 from halteres.types import MASKED, FailedRollout
 
@@ -45,14 +43,6 @@ class GroupScoring:
         self._seconds, self._counts = Counter[str](), Counter[str]()
         self._no_grade = ""  # why the last judge that graded none of the answers did not
         self._began = time.monotonic() if began is None else began
-
-    def scored(self, attempt: Round[Any]) -> Round[Any]:
-        """Rounds whose rollouts come with their values; those without a reward have failed."""
-
-        async def round_(wanted: int, number: int) -> list[Any]:
-            return await self.add(await attempt(wanted, number))
-
-        return round_
 
     async def add(self, outcomes: Sequence[Any]) -> list[Any]:
         """Score the rollouts among these outcomes; a failure in place of each that has no reward.
@@ -115,14 +105,14 @@ class GroupScoring:
 
     def _failure(self, scores: GroupScores, place: int) -> FailedRollout | None:
         """Why a rollout cannot stay; None: it can."""
-        for spec in self._rewards.specs:
+        specs = self._rewards.specs
+        for spec in specs:
             if spec.gate and scores.values[spec.name][place] is None:
                 return FailedRollout(code=MISSING, why=f"The gate '{spec.name}' could not be evaluated.")
-        if any(spec.is_relative for spec in self._rewards.specs):
+        has_value = any(column[place] is not None for column in scores.values.values())
+        if has_value or any(spec.is_relative for spec in specs):
             return None
-        if all(column[place] is None for column in scores.values.values()):
-            return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
-        return None
+        return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
 
 
 async def score_group(
@@ -134,7 +124,21 @@ async def score_group(
         EnvironmentFailed: it has no messages. GroupFailed: a rollout has no reward.
     """
     scoring = GroupScoring(rewards, item, step, began)
-    outcomes = await scoring.add([_rollout(group, numbers) for numbers in rollouts_of(group)])
+    messages, spans = group.get("messages"), group.get("spans") or ()
+    rollouts = [
+        [
+            ScoredDataItem(
+                tokens=group["tokens"][number],
+                masks=group["masks"][number],
+                scores=group["scores"][number],
+                messages=None if messages is None else messages[number],
+                spans=[(start, stop, reward) for sequence, start, stop, reward in spans if sequence == number],
+            )
+            for number in rollout
+        ]
+        for rollout in rollouts_of(group)
+    ]
+    outcomes = await scoring.add(rollouts)
     failures = [one for one in outcomes if isinstance(one, FailedRollout)]
     if failures:
         raise GroupFailed(failures, len(outcomes))
@@ -147,16 +151,17 @@ def sample_of(rollout: Rollout) -> Sample:
     Raises:
         EnvironmentFailed: its sequences carry no messages.
     """
-    *earlier, last = [_chat_of(item) for item in rollout]
-    tokens = [token for item in rollout for token in item["masks"] if token != MASKED]
-    return Sample(
-        prompt=last.prompt,
-        completion=last.completion,
-        answers=last.answers,
-        tokens=tuple(tokens),
-        score=rollout[0]["scores"],
-        earlier=tuple(earlier),
-    )
+    chats: list[Sample] = []
+    for item in rollout:
+        if not (messages := item.get("messages")):
+            raise EnvironmentFailed(
+                "`rewards` cannot score this environment's rollouts.",
+                "Its groups carry no messages.",
+                "Give each scored item its `messages`, or leave `rewards` empty.",
+            )
+        chats.append(chat_sample(messages, len(item.get("spans") or ()) or 1))
+    tokens = tuple(token for item in rollout for token in item["masks"] if token != MASKED)
+    return replace(chats[-1], tokens=tokens, score=rollout[0]["scores"], earlier=tuple(chats[:-1]))
 
 
 def chat_sample(
@@ -175,32 +180,6 @@ def chat_sample(
     )
 
 
-def _chat_of(item: ScoredDataItem) -> Sample:
-    messages = item.get("messages")
-    if not messages:
-        raise EnvironmentFailed(
-            "`rewards` cannot score this environment's rollouts.",
-            "Its groups carry no messages.",
-            "Give each scored item its `messages`, or leave `rewards` empty.",
-        )
-    return chat_sample(messages, len(item.get("spans") or ()) or 1)
-
-
-def _rollout(group: ScoredDataGroup, numbers: Sequence[int]) -> list[ScoredDataItem]:
-    """The sequences of one rollout, with what of them is looked at here."""
-    messages, spans = group.get("messages"), group.get("spans") or ()
-    return [
-        ScoredDataItem(
-            tokens=group["tokens"][number],
-            masks=group["masks"][number],
-            scores=group["scores"][number],
-            messages=None if messages is None else messages[number],
-            spans=[(start, stop, reward) for sequence, start, stop, reward in spans if sequence == number],
-        )
-        for number in numbers
-    ]
-
-
 def _pay(group: ScoredDataGroup, rewards: Sequence[Reward]) -> None:
     """Put rewards in place of the environment's own scores, and of its rewards of turns."""
     owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
@@ -216,47 +195,35 @@ def _pay(group: ScoredDataGroup, rewards: Sequence[Reward]) -> None:
     ]
 
 
-class HeldOutScoring:
-    """What an evaluation adds to the environment's own scores: the rewards, and a panel that is never trained on."""
+async def held_out_metrics(
+    rewards: RewardList | None, panel: RewardList | None, item: Any, samples: Sequence[Sample], step: int
+) -> list[dict[str, float]]:
+    """What an evaluation adds to the environment's own scores of these answers: reward/NAME, reward/total, and
+    panel/NAME of a panel that is never trained on. What could not be scored is left out.
 
-    def __init__(self, rewards: RewardList | None, panel: RewardList | None, step: int) -> None:
-        self._rewards, self._panel, self._step = rewards, panel, step
-
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """Metrics of each answer: reward/NAME, reward/total, panel/NAME. What could not be scored is left out.
-
-        The total is the weighted sum, also where training standardises: standardised sums of two evaluations could not
-        be compared.
-        """
-        metrics: list[dict[str, float]] = [{} for _ in samples]
-        if self._rewards is not None:
-            values = await self._scored(self._rewards, item, samples, metrics, "reward")
-            for place in range(len(samples)):
-                own = {name: [column[place]] for name, column in values.items()}
-                (reward,) = compose(self._rewards.specs, own, "sum_then_normalize")
-                if reward is not None and not self._lacks_a_score(own):
-                    metrics[place][f"reward/{TOTAL}"] = reward.total
-        if self._panel is not None:
-            await self._scored(self._panel, item, samples, metrics, "panel")
-        return metrics
-
-    def _lacks_a_score(self, values: Mapping[str, list[Value | None]]) -> bool:
-        specs = self._rewards.specs if self._rewards is not None else ()
-        return any(values[spec.name] == [None] and not spec.may_be_inapplicable for spec in specs)
-
-    async def _scored(
-        self, rewards: RewardList, item: Any, samples: Sequence[Sample], metrics: list[dict[str, float]], kind: str
-    ) -> Mapping[str, list[Value | None]]:
-        scores = await rewards.score(item, samples, self._step)
+    The total is the weighted sum, also where training standardises: standardised sums of two evaluations could not be
+    compared.
+    """
+    metrics: list[dict[str, float]] = [{} for _ in samples]
+    for kind, scorers in (("reward", rewards), ("panel", panel)):
+        if scorers is None:
+            continue
+        scores = await scorers.score(item, samples, step)
         for error in scores.failures.values():
             log.warning("%s", error.sentence)
-        for name, column in scores.values.items():
-            for place, value in enumerate(column):
-                metrics[place] |= metrics_of(kind, name, value)
-        return scores.values
+        for place, row in enumerate(metrics):
+            own = {name: [column[place]] for name, column in scores.values.items()}
+            for name, (value,) in own.items():
+                row |= metrics_of(kind, name, value)
+            lacks_a_score = any(own[one.name] == [None] and not one.may_be_inapplicable for one in scorers.specs)
+            if kind == "reward" and not lacks_a_score:
+                (reward,) = compose(scorers.specs, own, "sum_then_normalize")
+                if reward is not None:
+                    row[f"reward/{TOTAL}"] = reward.total
+    return metrics
 
 
-def metrics_of(kind: str, name: str, value: Value | None) -> dict[str, float]:
+def metrics_of(kind: str, name: str, value: Value | None) -> Mapping[str, float]:
     """A component's value, and the grades it is made of."""
     if value is None:
         return {}

@@ -1,8 +1,5 @@
 """`serve`: keep the trainer's next batch filled.
 
-Owns: how many groups are under way, what is sent, when a step is over, when to give up.
-Never: scores, samples, parses arguments.
-
     status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶ wait for one, or 50 ms
 
 Promise: groups under way and on their way never exceed the allowance of the server's last answer; they are sent in the
@@ -16,10 +13,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from halteres.clients.trajectories import Address
-from halteres.environments.base import BaseEnv
-from halteres.environments.batch_plan import BatchPlan
+from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
 from halteres.environments.link import KEPT, Status, TrajectoryLink
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
@@ -44,6 +41,54 @@ WARN_AFTER_FAILED, WARN_AFTER_DROPPED = 3, 64  # groups in a row
 SOLVED = 0.9  # share of answers from which on equal scores are no trouble
 
 
+@dataclass(slots=True, kw_only=True)
+class BatchPlan:
+    """The batch that a deterministic environment, the only one of its run, is filling.
+
+    Elsewhere the trajectory server says how many groups it has room for, and whatever weights are newest sample them:
+    which those are depends on what took how long. Here the batch after k others is sampled by the weights with which
+    the trainer asked for the batch after k - lag others (before the first: by those of its first question), and holds
+    the first groups in the order of draws. It is begun when that question was asked, so that rollouts go on during
+    `lag` optimiser steps.
+
+    The count is this environment's own, from the first batch that was not delivered when it began. Started again, it
+    draws that batch from its beginning: what the server has already counts once, by its key.
+    """
+
+    lag: int  # batches that the weights may lag behind
+    batch_size: int  # rollouts
+    group_size: int  # rollouts
+    step: int  # whole batches before it
+    version: int | None = None  # of the weights that sample it; None: the trainer has not asked with them yet
+    filled: int = 0  # rollouts that it has
+
+    @property
+    def asked_for(self) -> int:
+        """The batches before the one with whose question the trainer names the weights."""
+        return self.step - self.lag
+
+    @property
+    def room(self) -> int:
+        """Groups that may be under way; 0 until the weights are there."""
+        return 0 if self.version is None else -(-(self.batch_size - self.filled) // self.group_size)
+
+    def takes(self, step: int, num_rollouts: int) -> bool:
+        """Whether a group that was drawn for the batch after `step` others has a place in it: not where an item gave
+        more groups than one, or a larger one than is lacking."""
+        return step == self.step and self.filled + num_rollouts <= self.batch_size
+
+    def is_completed_by(self, num_rollouts: int) -> bool:
+        """Whether so many rollouts more make the batch whole: then nothing else is under way."""
+        return self.filled + num_rollouts >= self.batch_size
+
+    def add(self, num_rollouts: int) -> None:
+        """A group has its place; a batch that is whole makes room for the next."""
+        if self.is_completed_by(num_rollouts):
+            self.step, self.filled, self.version = self.step + 1, 0, None
+        else:
+            self.filled += num_rollouts
+
+
 class Serving:
     """One environment, serving one trainer until it has enough."""
 
@@ -59,7 +104,7 @@ class Serving:
         self._evaluation: asyncio.Task[None] | None = None
         self._failed_in_a_row = 0
         self._dropped_in_a_row = 0
-        self._num_failed_calls = 0  # of the sampler, as far as they are told
+        self._num_failed_calls = 0  # of the sampler, as far as they are reported
         self._idle = False  # the last item came to nothing: the next ones wait for a poll
 
     async def run(self) -> None:
@@ -68,67 +113,66 @@ class Serving:
         Raises:
             HalteresError: registration, too many failed groups, or a server that stayed away.
         """
-        await self._env.setup()
-        url = Address.of(self._env.config.rollout_server_url).url  # without the token that may be in it
-        log.info("Registering as %s at %s.", self._env.wandb_name, url)
+        env, config = self._env, self._env.config
+        await env.setup()
+        url = Address.of(config.rollout_server_url).url  # without the token that may be in it
+        log.info("Registering as %s at %s.", env.wandb_name, url)
         registered = await self._link.register()
-        self._items = Items(self._env, self._link.life)
-        self._env.curr_step = self._delivered = registered.starting_step
-        if self._env.config.weights_lag is not None:
+        self._items = Items(env, self._link.life)
+        env.curr_step = self._delivered = registered.starting_step
+        if config.weights_lag is not None:
             self._plan = BatchPlan(
-                lag=self._env.config.weights_lag,
+                lag=config.weights_lag,
                 batch_size=self._link.batch_size,
-                group_size=self._env.config.group_size,
+                group_size=config.group_size,
                 step=registered.starting_step,
             )
-        self._env.checkpoint_dir = registered.checkpoint_dir
+        env.checkpoint_dir = registered.checkpoint_dir
         if registered.starting_step > 0:
-            self._env.load_checkpoint()
+            env.load_checkpoint()
         log.info("Registered as %s at step %d.", registered.name, registered.starting_step)
         try:
             await self._until_enough()
         finally:
             await self._end()
 
-    @property
-    def _total_steps(self) -> int:
-        configured = self._env.config.total_steps
-        return configured if configured > 0 else self._link.registered.num_steps
-
     async def _until_enough(self) -> None:
+        plan = self._plan
         while True:
             pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
-            asked_for = None if self._plan is None else self._plan.asked_for
+            asked_for = None if plan is None else plan.asked_for
             status = await self._link.status(asked_for)
-            if self._plan is not None and asked_for is not None:
-                self._plan.name_weights(asked_for, status.asked_version)
+            if plan is not None and asked_for == plan.asked_for:
+                plan.version = status.asked_version
             await self._advance(status)
-            if 0 < self._total_steps <= status.step:
+            total = self._env.config.total_steps
+            total = total if total > 0 else self._link.registered.num_steps
+            if 0 < total <= status.step:
                 log.info("All %d batches were delivered.", status.step)
-                await self._finish()
+                if self._under_way:  # hear the acknowledgements of the last posts, which close their step
+                    self._reap((await asyncio.wait(self._under_way, timeout=LAST_WORDS_S))[0])
+                self._link.drop_undelivered()
+                await self._report()
                 return
-            await self._start(self._room(status) - pending)
-            await self._wait()
-
-    def _room(self, status: Status) -> int:
-        if self._plan is None:
-            return status.room
-        return self._plan.room if self._total_steps <= 0 or self._plan.step < self._total_steps else 0
-
-    async def _finish(self) -> None:
-        """Hear the acknowledgements of the last posts, and close their step."""
-        if self._under_way:
-            finished, _ = await asyncio.wait(self._under_way, timeout=LAST_WORDS_S)
-            self._reap(finished)
-        self._link.has_enough()
-        await self._report()
+            room = status.room if plan is None else plan.room if total <= 0 or plan.step < total else 0
+            await self._start(room - pending)
+            if not self._under_way or self._idle:
+                await asyncio.sleep(POLL_S)
+                self._idle = False
+            if self._under_way:
+                first = asyncio.wait(self._under_way, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                self._reap((await first)[0])
 
     async def _start(self, room: int) -> None:
         """Put up to `room` more items under way, as far as there are workers."""
         for _ in range(min(room, self._workers() - self._rolling_out)):
             if self._plan is not None and self._plan.step != self._env.curr_step:
                 return  # the batch became whole meanwhile
-            drawn = await self._draw()
+            try:
+                drawn = await self._items.next(self._plan.version if self._plan is not None else None)
+            except EnvironmentFailed as failure:
+                drawn = None
+                self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
             if drawn is None:
                 self._idle = True
                 return
@@ -139,28 +183,11 @@ class Serving:
             self._under_way[task] = drawn
 
     def _workers(self) -> int:
-        evaluating = self._evaluation is not None and not self._evaluation.done()
         config = self._env.config
-        if not evaluating or config.eval_handling is EvalHandling.NONE:
+        if self._evaluation is None or self._evaluation.done() or config.eval_handling is EvalHandling.NONE:
             return config.max_workers
         limited = config.eval_handling is EvalHandling.LIMIT_TRAIN
         return int(config.max_workers * config.eval_limit_ratio) if limited else 0
-
-    async def _draw(self) -> Drawn | None:
-        try:
-            return await self._items.next(self._plan.version if self._plan is not None else None)
-        except EnvironmentFailed as failure:
-            self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
-            return None
-
-    async def _wait(self) -> None:
-        """Until an item is finished, or a poll is due."""
-        if not self._under_way or self._idle:
-            await asyncio.sleep(POLL_S)
-            self._idle = False
-        if self._under_way:
-            finished, _ = await asyncio.wait(self._under_way, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            self._reap(finished)
 
     def _reap(self, finished: set[asyncio.Task[None]]) -> None:
         for task in finished:
@@ -184,13 +211,19 @@ class Serving:
         await self._call("cleanup", self._env.cleanup)
 
     async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
-        records = self._env.records
-        if self._plan is not None and not self._plan.takes(drawn.draw.step, len(rollouts_of(group))):
-            records.tally(drawn.batch_step).count("groups/dropped/surplus")
+        records, plan, num_rollouts = self._env.records, self._plan, len(rollouts_of(group))
+        tally = records.tally(drawn.batch_step)
+        if plan is not None and not plan.takes(drawn.draw.step, num_rollouts):
+            tally.count("groups/dropped/surplus")
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
-        if self._plan is not None and self._plan.is_completed_by(len(rollouts_of(group))):
-            await self._save_before(self._plan.step + 1)
+        has_state = type(self._env).save_checkpoint is not BaseEnv.save_checkpoint
+        if plan is not None and plan.is_completed_by(num_rollouts) and has_state:
+            # What it has to know of itself when it begins the next batch: started again, or resumed, it begins there.
+            # Before the batch's last group is sent, which may make a batch of it at once: an environment killed between
+            # the two would begin a batch whose checkpoint does not exist.
+            step = plan.step + 1
+            await self._call("save_checkpoint", lambda: self._env.save_checkpoint(step))
         body = to_wire(group, include_messages=self._env.config.include_messages)
         try:
             posted = await self._link.send(body, f"{drawn.draw.step}/{drawn.draw.ordinal}/{number}")
@@ -200,33 +233,30 @@ class Serving:
             return
         if posted.set_aside:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
-            records.tally(drawn.batch_step).count("groups/set_aside")
+            tally.count("groups/set_aside")
             self._idle = True
-        elif self._plan is not None:
-            self._plan.add(len(rollouts_of(group)))
-        records.tally(drawn.batch_step).count("groups/kept" if posted.status == KEPT else "groups/sent")
+        elif plan is not None:
+            plan.add(num_rollouts)
+        tally.count("groups/kept" if posted.status == KEPT else "groups/sent")
         self._failed_in_a_row = 0
 
     def _note_dropped(self, settled: Settled) -> None:
-        tally = self._env.records.tally(settled.drawn.batch_step)
-        for group, reason in settled.dropped:
-            tally.group(group)
-            tally.count(f"groups/dropped/{reason}")
-        self._idle = self._idle or not settled.kept
-        self._dropped_in_a_row = 0 if settled.kept else self._dropped_in_a_row + 1
-        if self._dropped_in_a_row and self._dropped_in_a_row % WARN_AFTER_DROPPED == 0:
-            self._tell_dropped(settled)
-
-    def _tell_dropped(self, settled: Settled) -> None:
-        """Many groups in a row taught nothing: an alert, and in the end the end.
+        """Count what was dropped; many groups in a row that taught nothing are an alert, and in the end the end.
 
         Raises:
             EnvironmentGaveUp: there were `max_dropped_groups` of them.
         """
-        number, limit = self._dropped_in_a_row, self._env.config.max_dropped_groups
+        step, limit = settled.drawn.batch_step, self._env.config.max_dropped_groups
+        tally = self._env.records.tally(step)
+        for group, reason in settled.dropped:
+            tally.group(group)
+            tally.count(f"groups/dropped/{reason}")
+        self._idle = self._idle or not settled.kept
+        number = self._dropped_in_a_row = 0 if settled.kept else self._dropped_in_a_row + 1
+        if number == 0 or number % WARN_AFTER_DROPPED:
+            return
         reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
-        step = settled.drawn.batch_step
-        share = self._env.records.tally(step).row().get("train/percent_correct")
+        share = tally.row().get("train/percent_correct")
         evidence, remedy = f"{number} groups in a row were dropped (last: {reasons}).", _to_vary(share)
         if share is not None:
             evidence = f"{evidence} {share:.0%} of the step's answers were right."
@@ -244,11 +274,23 @@ class Serving:
         self._idle = True
         self._env.records.failed(step, ordinal, item, failures)
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self._env.config.max_failed_groups:
-            raise _given_up(self._env, self._failed_in_a_row, failures[-1])
-        if self._failed_in_a_row == WARN_AFTER_FAILED:
-            evidence = f"{self._failed_in_a_row} groups failed one after another. The last: {failures[-1].why}"
-            self._env.records.notice("groups_failed", step, evidence, f"{_to_mend(self._env, failures[-1])}.")
+        number, last = self._failed_in_a_row, failures[-1]
+        fix = f"Mend {inspect.getfile(type(self._env))}"
+        if last.code == ScorerFailed.code:
+            fix = "See whether that reward answers, or take it out of env.rewards"
+        elif last.code == SamplerFailed.code:
+            fix = "See whether the server that it samples from answers"
+        if number >= self._env.config.max_failed_groups:
+            kind = EnvironmentFailed if last.code == SamplerFailed.code else EnvironmentGaveUp
+            raise kind(
+                f"{number} groups of {self._env.title} failed one after another.",
+                f"The last: {last.why}",
+                f"{fix}; max_failed_groups sets how many are put up with.",
+                failure=last.code,
+            )
+        if number == WARN_AFTER_FAILED:
+            evidence = f"{number} groups failed one after another. The last: {last.why}"
+            self._env.records.notice("groups_failed", step, evidence, f"{fix}.")
 
     async def _advance(self, status: Status) -> None:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
@@ -266,18 +308,9 @@ class Serving:
             await self._call("save_checkpoint", lambda: self._env.save_checkpoint(now))
         every = self._env.config.steps_per_eval
         supervised = self._env.config.run_dir is not None  # then the supervisor evaluates pinned weights
-        if not supervised and every > 0 and now // every > before // every:
-            self._begin_evaluation()
-
-    async def _save_before(self, step: int) -> None:
-        """Save what a deterministic environment has to know of itself when it begins the batch after `step` others:
-        started again, or resumed, it begins there.
-
-        Called before the last group of the batch before is sent. Sent, it may become a batch at once; an environment
-        killed between the two would begin a batch whose checkpoint does not exist.
-        """
-        if type(self._env).save_checkpoint is not BaseEnv.save_checkpoint:  # it has something to save
-            await self._call("save_checkpoint", lambda: self._env.save_checkpoint(step))
+        is_due = not supervised and every > 0 and now // every > before // every
+        if is_due and (self._evaluation is None or self._evaluation.done()):
+            self._evaluation = asyncio.create_task(self._evaluate(now), name="evaluation")
 
     async def _report(self) -> None:
         """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
@@ -290,18 +323,12 @@ class Serving:
             await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))
 
     async def _call(self, name: str, hook: Callable[[], Awaitable[None] | None]) -> None:
-        """Run one of the author's hooks; what it raises is told, and the run goes on."""
+        """Run one of the author's hooks; what it raises is logged, and the run goes on."""
         try:
             with boundary(EnvironmentFailed, f"{self._env.title}.{name}"):
-                answer = hook()
-                if answer is not None:
-                    await answer
+                await awaited(hook())
         except EnvironmentFailed as error:
             log.warning("%s", error.sentence)
-
-    def _begin_evaluation(self) -> None:
-        if self._evaluation is None or self._evaluation.done():
-            self._evaluation = asyncio.create_task(self._evaluate(self._env.curr_step), name="evaluation")
 
     async def _evaluate(self, step: int) -> None:
         try:
@@ -336,21 +363,3 @@ def _to_vary(share: float | None) -> str:
     if share == 0.0:
         return "See whether the scorer would know a right answer; if so, make the task easier or the groups larger."
     return "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
-
-
-def _to_mend(env: BaseEnv, last: FailedRollout) -> str:
-    if last.code == ScorerFailed.code:
-        return "See whether that reward answers, or take it out of env.rewards"
-    if last.code == SamplerFailed.code:
-        return "See whether the server that it samples from answers"
-    return f"Mend {inspect.getfile(type(env))}"
-
-
-def _given_up(env: BaseEnv, number: int, last: FailedRollout) -> EnvironmentFailed:
-    kind = EnvironmentFailed if last.code == SamplerFailed.code else EnvironmentGaveUp
-    return kind(
-        f"{number} groups of {env.title} failed one after another.",
-        f"The last: {last.why}",
-        f"{_to_mend(env, last)}; max_failed_groups sets how many are put up with.",
-        failure=last.code,
-    )

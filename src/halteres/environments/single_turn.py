@@ -1,16 +1,11 @@
-"""One prompt, one answer, one score: the short way to an environment.
-
-Owns: a group sampled in one request, its scoring, evaluation on held-out items.
-Never: more than one turn (`MultiTurnEnv` is for that).
-"""
+"""One prompt, one answer, one score: the short way to an environment."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
 from halteres.environments.scoring import chat_sample
@@ -64,36 +59,24 @@ class SingleTurnEnv(BaseEnv):
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         messages = self.messages(item)
         turns = await self.server.chat(messages, count, temperature=temperature)
-        return [await self._answer(item, messages, turn) for turn in turns]
-
-    async def _answer(self, item: Any, messages: list[dict[str, Any]], turn: Turn) -> Answer:
-        score = await self._score(item, turn.text)
-        return Answer(
-            prompt=str(messages[-1]["content"]),
-            completion=turn.text,
-            score=score,
-            sample=chat_sample(_with_answer(messages, turn), 1, turn.action, score),
-            num_tokens=len(turn.action),
-            stop_reason=turn.stop_reason,
-            version=turn.version_max,
-            metrics=self._measure(item, turn.text),
-        )
+        answers: list[Answer] = []
+        for turn in turns:
+            trajectory = await self._trajectory(item, turn)
+            chat = chat_sample(_with_answer(messages, turn), 1, turn.action, trajectory.score)
+            answers.append(Answer(trajectory=trajectory, chat=chat))
+        return answers
 
     async def _scored(self, item: Any, messages: list[dict[str, Any]], turn: Turn) -> list[ScoredDataItem]:
-        score = await self._score(item, turn.text)
-        rollout = Trajectory(turns=(turn,), score=score, metrics=self._measure(item, turn.text))
-        return items_of(rollout, messages=[_with_answer(messages, turn)])
+        trajectory = await self._trajectory(item, turn)
+        return items_of(trajectory, messages=[_with_answer(messages, turn)])
 
-    async def _score(self, item: Any, text: str) -> float:
+    async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
         where = f"{self.title}.score"
         with boundary(EnvironmentFailed, where):
-            score = self.score(item, text)
-            value = await score if inspect.isawaitable(score) else score
-        return finite(value, where)
-
-    def _measure(self, item: Any, text: str) -> Mapping[str, float]:
+            score = await awaited(self.score(item, turn.text))
+        score = finite(score, where)
         with boundary(EnvironmentFailed, f"{self.title}.measure"):
-            return self.measure(item, text)
+            return Trajectory(turns=(turn,), score=score, metrics=self.measure(item, turn.text))
 
 
 def _with_answer(messages: list[dict[str, Any]], turn: Turn) -> list[dict[str, Any]]:

@@ -1,29 +1,24 @@
 """The environment `text_gym`: text environments of other packages, GEM's and Gymnasium's, each in its own Python.
 
-Owns: the processes that play them, which seeds are trained on and which are held out, what of an episode the policy
-sees.
-Never: imports the package: it may want other versions of what Halteres needs.
+The package is never imported here: it may want other versions of what Halteres needs.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
-from halteres.environments.worker_process import WorkerProcess, WorkerRefused
+from halteres.environments.worker_process import WorkerProcess, WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
 from halteres.rollouts.rng import held_out_seeds
 
-WORKER = Path(__file__).with_name("text_gym_worker.py")
-START_S, RESET_S, STEP_S = 120.0, 60.0, 30.0
-"""How long a package may take to be imported, an episode to begin, and a step to be taken."""
+RESET_S, STEP_S = 60.0, 30.0
+"""How long an episode may take to begin, and a step to be taken."""
 
 
 class TextGymConfig(MultiTurnConfig):
@@ -118,16 +113,13 @@ class TextGymEnv(MultiTurnEnv):
 
     def _worker(self) -> WorkerProcess:
         config = self.config
-        command = (config.python or sys.executable, str(WORKER), config.make, config.task, json.dumps(config.options))
-        return WorkerProcess(command, start_within_s=START_S)
+        return gym_worker("text", config.make, config.task, json.dumps(config.options), python=config.python)
 
     def _message(self, played: Any) -> str:
         self.observations.append(played["observation"])
-        seen = self.observations if self.config.view == "concat" else self.observations[-1:]
-        text = "\n".join(seen)
-        observation = (
-            f"{played['prefix']}{text}\n{played['suffix']}" if played["suffix"] else f"{played['prefix']}{text}"
-        )
+        text = "\n".join(self.observations if self.config.view == "concat" else self.observations[-1:])
+        behind = f"\n{played['suffix']}" if played["suffix"] else ""
+        observation = f"{played['prefix']}{text}{behind}"
         return self.config.prompt_template.replace("{observation}", observation)
 
 

@@ -1,8 +1,4 @@
-"""One item, from drawn to settled: the same for `serve` and `process`.
-
-Owns: what an item ends as (groups to keep, dropped for a reason, failed), the time limit of its rollouts.
-Never: sends, writes, decides when the next item is drawn.
-"""
+"""One item of `serve` or `process`, from drawn to settled: groups to keep, groups dropped for a reason, or failed."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any
 
 from halteres.environments.base import Backlog, BaseEnv
 from halteres.environments.records import finish_of
-from halteres.environments.scored import ScoredDataGroup, check, expected_size, rollouts_of, scores_of
+from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, scores_of
 from halteres.environments.scoring import score_group
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
 from halteres.rollouts.groups import GroupFailed, as_data
@@ -77,20 +73,16 @@ class Items:
             self._step, self._ordinal = self._env.curr_step, 0
         seed = self._env.config.seed
         draw = Draw(seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life)
-        try:
-            item = self._backlog.popleft() if self._backlog else await self._ask(draw)
-        except EnvironmentFailed:
-            self._ordinal += 1  # the same draw would fail again
-            raise
-        if item is None:
-            return None
-        self._ordinal += 1
-        return Drawn(draw=draw, item=item)
-
-    async def _ask(self, draw: Draw) -> Any:
+        self._ordinal += 1  # also where it fails: the same draw would fail again
+        if self._backlog:
+            return Drawn(draw=draw, item=self._backlog.popleft())
         self._env.rng = draw.rng()
         with boundary(EnvironmentFailed, f"{self._env.title}.get_next_item"):
-            return await self._env.get_next_item()
+            item = await self._env.get_next_item()
+        if item is None:
+            self._ordinal -= 1
+            return None
+        return Drawn(draw=draw, item=item)
 
 
 async def settle_item(env: BaseEnv, drawn: Drawn) -> Settled:
@@ -113,41 +105,38 @@ async def settle_item(env: BaseEnv, drawn: Drawn) -> Settled:
 
 async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Backlog]:
     limit_s, began = env.config.worker_timeout, time.monotonic()
+    where = f"{env.title}.collect_trajectories"
     try:
         async with asyncio.timeout(limit_s if limit_s > 0 else None):
-            with boundary(EnvironmentFailed, f"{env.title}.collect_trajectories"):
+            with boundary(EnvironmentFailed, where):
                 collected, backlog = await env.collect_trajectories(item)
-            if env.rewards is not None:
-                for group in _groups(collected):
-                    if "rewards" not in group:
-                        await score_group(env.rewards, item, group, env.curr_step, began)
             for group in _groups(collected):
-                _penalise_cut_answers(env, group)
-            failures = _failures(collected)
+                if env.rewards is not None and "rewards" not in group:
+                    await score_group(env.rewards, item, group, env.curr_step, began)
+            for group in _groups(collected):
+                if env.config.missing_eos_penalty:
+                    check(group, where)
+                    _penalise_cut_answers(env, group)
+            failures = [failure for group in _groups(collected) for failure in group.get("failures", ())]
             with boundary(EnvironmentFailed, f"{env.title}.postprocess_histories"):
-                processed = await env.postprocess_histories(collected)
+                groups = _groups(await env.postprocess_histories(collected))
     except TimeoutError as error:
         raise RolloutTimedOut("A group was not finished in time.", f"worker_timeout is {limit_s:g} s.") from error
-    groups = _groups(processed)
     for group in groups:
-        check(group, f"{env.title}.collect_trajectories")
-    if groups and failures and not _failures(groups):
+        check(group, where)
+    if groups and failures and not any(group.get("failures") for group in groups):
         groups[0]["failures"] = failures
     return groups, backlog or []
 
 
 def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
     """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated` is their share."""
-    penalty = env.config.missing_eos_penalty
-    if not penalty:
-        return
-    check(group, f"{env.title}.collect_trajectories")
     group["own_scores"] = scores_of(group)
     scores = list(group["scores"])
     for place, rollout in enumerate(rollouts_of(group)):
         if finish_of(group, place, env.tokenizer) == "length":
             for number in rollout:
-                scores[number] -= penalty
+                scores[number] -= env.config.missing_eos_penalty
     group["scores"] = scores
 
 
@@ -157,12 +146,8 @@ def _groups(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[S
     return [group for group in collected if group] if isinstance(collected, list) else [collected]
 
 
-def _failures(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[FailedRollout]:
-    return [failure for group in _groups(collected) for failure in group.get("failures", ())]
-
-
 def _reason_to_drop(env: BaseEnv, group: ScoredDataGroup) -> str | None:
-    size = expected_size(group, env.config.group_size)
+    size = int((group.get("group_overrides") or {}).get("group_size", env.config.group_size))
     limit = env.config.max_token_length
     if len(rollouts_of(group)) != size:
         return "wrong_size"

@@ -1,10 +1,7 @@
-"""A child process that is asked one thing at a time and killed when it takes too long.
+"""A child process that is asked one thing at a time and killed, with all that it started, when it takes too long.
 
-Owns: its process group, the time limit of every answer (by the parent's clock, so nothing in the child can put it off),
-how a failure is named.
-Never: knows what is asked; takes a late or broken answer for one.
-
-Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be.
+Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be. Time is the parent's,
+so nothing in the child can put its limit off; a late or broken answer is none.
 """
 
 from __future__ import annotations
@@ -12,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.errors import EnvironmentFailed
-from halteres.process import die_with_parent
+from halteres.process import Child
+
+GYM_WORKER = Path(__file__).with_name("gym_worker.py")
+
+START_S = 120.0
+"""How long another package may take to be imported, and its data set or environment to be made."""
 
 LONGEST_ANSWER = 1 << 20
 """Bytes of one line from the child."""
@@ -45,12 +47,17 @@ class WorkerRefused(EnvironmentFailed):
     code = "scorer_error"
 
 
+def gym_worker(kind: Literal["reasoning", "text"], *arguments: str, python: str | None = None) -> WorkerProcess:
+    """A worker that runs another package's environment (`gym_worker`), by a Python that has the package."""
+    return WorkerProcess((python or sys.executable, str(GYM_WORKER), kind, *arguments), start_within_s=START_S)
+
+
 class WorkerProcess:
     """One child, started when it is first asked and again after it was killed."""
 
     def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
         self._command, self._start_within_s = tuple(command), start_within_s
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._output: socket.socket | None = None  # the child's; unlike a pipe's, its end can be shut whoever holds it
         self._turn = asyncio.Lock()
 
@@ -69,47 +76,44 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the child and all that it started, at once."""
         child, self._child = self._child, None
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            with contextlib.suppress(OSError):  # what was not written yet goes nowhere
-                if child.stdin is not None:
-                    child.stdin.close()
-            if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
-                with contextlib.suppress(OSError):
-                    self._output.shutdown(socket.SHUT_RDWR)
-                self._output.close()
-                self._output = None
-            if child.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
-                child.stdout.close()
+        if child is None:
+            return
+        child.kill()
+        with contextlib.suppress(OSError):  # what was not written yet goes nowhere
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+        if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
+            with contextlib.suppress(OSError):
+                self._output.shutdown(socket.SHUT_RDWR)
+            self._output.close()
+            self._output = None
+        if child.process.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
+            child.process.stdout.close()
 
-    async def _start(self) -> subprocess.Popen[bytes]:
+    async def _start(self) -> Child:
         self._child = child = self._spawned()
         await self._answer(child, None, self._start_within_s)
         return child
 
-    def _spawned(self) -> subprocess.Popen[bytes]:
-        # No secrets, and a group of its own; should this process die, the kernel ends the child.
+    def _spawned(self) -> Child:
         self._output, theirs = socket.socketpair()
-        with theirs:
-            child = subprocess.Popen(
-                self._command,
-                env=environ.for_sandboxed(),
-                stdin=subprocess.PIPE,
-                stdout=theirs.fileno(),
-                process_group=0,
-                preexec_fn=die_with_parent,
-            )
-        child.stdout = self._output.makefile("rb")
+        with theirs:  # no secrets among its variables
+            environment, stdout = environ.for_sandboxed(), theirs.fileno()
+            child = Child(self._command, environment=environment, stdin=subprocess.PIPE, stdout=stdout)
+        child.process.stdout = self._output.makefile("rb")
         return child
 
-    async def _answer(
-        self, child: subprocess.Popen[bytes], question: Mapping[str, Any] | None, within_s: float
-    ) -> Mapping[str, Any]:
+    async def _answer(self, child: Child, question: Mapping[str, Any] | None, within_s: float) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(within_s):
-                answer = _parsed(await asyncio.to_thread(_exchange, child, question))
+                line = await asyncio.to_thread(_exchange, child, question)
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                answer = None
+            if not isinstance(answer, dict):
+                said = f"The worker said {line[:80]!r}, which is no object."
+                raise WorkerLost(said if line else "The worker ended.")
             if "error" in answer:
                 raise WorkerRefused(str(answer["error"]))
             return answer
@@ -120,25 +124,15 @@ class WorkerProcess:
             raise
 
 
-def _exchange(child: subprocess.Popen[bytes], question: Mapping[str, Any] | None) -> bytes:
+def _exchange(child: Child, question: Mapping[str, Any] | None) -> bytes:
     """Write a line, if there is one to write, and read one; what was read until the child's end, where it ended."""
-    if child.stdin is None or child.stdout is None:
+    if child.process.stdin is None or child.process.stdout is None:
         return b""
     if question is not None:
         with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(question).encode() + b"\n")
-            child.stdin.flush()
-    line = child.stdout.readline(LONGEST_ANSWER)
+            child.process.stdin.write(json.dumps(question).encode() + b"\n")
+            child.process.stdin.flush()
+    line = child.process.stdout.readline(LONGEST_ANSWER)
     if not line.endswith(b"\n"):
-        child.stdout.close()
+        child.process.stdout.close()
     return line
-
-
-def _parsed(line: bytes) -> Mapping[str, Any]:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise WorkerLost("The worker ended." if not line else f"The worker said {line[:80]!r}, which is no object.")
-    return answer

@@ -1,8 +1,7 @@
 """A chat as tokens: each prompt is the tokens before it, the action as it was sampled, and what is new.
 
-Owns: the prompt of the next turn; where the template rewrites what was said (it leaves out old thinking, say), the
-prompt that the template makes of the whole chat; tools described in words where the template has no place for them.
-Never: tokenises an action again as long as the template keeps it; writes an end token that the action has.
+An action is never tokenised again as long as the template keeps it. Where the template rewrites what was said (it
+leaves out old thinking, say), the prompt is what the template makes of the whole chat.
 
     prompt   <|im_start|>user\\nGuess.<|im_end|>\\n<|im_start|>assistant\\n
     action                                                             5<|im_end|>
@@ -43,8 +42,10 @@ class Chat:
         self._in_words = bool(tools) and (in_words or not tokenizer.template_reads("tools"))
         self._extra: dict[str, Any] = {"tools": [*map(dict, tools)]} if tools and not self._in_words else {}
         self.messages: list[dict[str, Any]] = self._worded(messages)
-        if self._in_words:
-            self.messages = _with_tools_in_words(tools, self.messages)
+        if self._in_words:  # the tools stand in the first message, which is the system's
+            first = self.messages.pop(0) if messages and messages[0]["role"] == "system" else None
+            words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
+            self.messages.insert(0, {"role": "system", "content": words})
         self._text = self._rendered()
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
@@ -54,14 +55,14 @@ class Chat:
         said = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
         self.messages += [{"role": "assistant", "content": said}, *self._worded(messages)]
         before, self._text = self._text, self._rendered()
-        news = _behind(said, self._text[len(before) :]) if self._text.startswith(before) else None
-        if news is None:
+        new_text = _text_after(said, self._text[len(before) :]) if self._text.startswith(before) else None
+        if new_text is None:
             self.prompt = tuple(self._tokenizer.encode(self._text))
             return
-        context = self._tokenizer.encode(news)
-        self.prompt = (*self.prompt, *action, *(self._behind_end(context) if ended else context))
+        context = self._tokenizer.encode(new_text)
+        self.prompt = (*self.prompt, *action, *(self._after_end(context) if ended else context))
 
-    def _behind_end(self, context: list[int]) -> list[int]:
+    def _after_end(self, context: list[int]) -> list[int]:
         """Context that follows an end token, without the template's own, which is then its first word."""
         ends = (place for place, token in enumerate(context) if token in self._tokenizer.eos_token_ids)
         end = next(ends, None)
@@ -69,29 +70,21 @@ class Chat:
         return context[end + 1 :] if end is not None and doubled else context
 
     def _worded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        if not self._in_words:
-            return [dict(message) for message in messages]
-        return [_as_user(message) if message["role"] == "tool" else dict(message) for message in messages]
+        return [
+            {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+            if self._in_words and message["role"] == "tool"
+            else dict(message)
+            for message in messages
+        ]
 
     def _rendered(self) -> str:
         return self._tokenizer.render(self.messages, **self._extra)
 
 
-def _with_tools_in_words(tools: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the tools in the first of them, which is the system's."""
-    first = messages[0] if messages and messages[0]["role"] == "system" else None
-    words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
-    return [{"role": "system", "content": words}, *(messages if first is None else messages[1:])]
-
-
-def _as_user(message: Message) -> dict[str, Any]:
-    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-
-
-def _behind(said: str, text: str) -> str | None:
+def _text_after(said: str, text: str) -> str | None:
     """What follows `said` in a text that begins with it; None where it begins with something else.
 
-    >>> _behind("5 ", " 5<end>")
+    >>> _text_after("5 ", " 5<end>")
     '<end>'
     """
     if text.startswith(said):

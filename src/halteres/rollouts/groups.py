@@ -1,7 +1,6 @@
 """One group: as many rollouts of one item as it needs, completed by bounded repetition.
 
-Owns: rounds of attempts, the record of what failed, the one place where a failure becomes data.
-Never: knows what a rollout is made of.
+`settle` is the one place where a failure becomes data.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Members(Generic[T]):
 
 
 def as_data(failure: HalteresError) -> FailedRollout:
-    """The failure without its exception; where foreign code raised, its place is told."""
+    """The failure without its exception; where foreign code raised, with its place."""
     frames = traceback.extract_tb(failure.__cause__.__traceback__) if failure.__cause__ else []
     place = f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
     return FailedRollout(code=failure.code, why=failure.sentence + place)

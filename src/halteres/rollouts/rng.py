@@ -1,8 +1,5 @@
 """Which item is rolled out, and every random number that follows from it.
 
-Owns: the derivation of generators and sampling seeds from (seed, split, step, ordinal, life); the seeds of the rollout
-that is running now.
-Never: reads a clock or the process's own generators.
 Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples, and so does
 its environment when it is started again within a step: what the batch holds already has its key, and counts once.
 """
@@ -15,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 Split = Literal["train", "eval"]
@@ -54,19 +52,8 @@ def held_out_seeds(count: int) -> list[int]:
     return [Draw(seed=0, step=0, ordinal=n, split="eval").rng().getrandbits(32) for n in range(count)]
 
 
-class _Seeds:
-    """The sampling seeds of one rollout, one after another."""
-
-    def __init__(self, draw: Draw, rollout: int, attempt: int) -> None:
-        self._draw, self._rollout, self._attempt, self._calls = draw, rollout, attempt, 0
-
-    def next(self) -> int:
-        self._calls += 1
-        return self._draw.sampling_seed(self._rollout, self._attempt, self._calls - 1)
-
-
 _draw: ContextVar[Draw | None] = ContextVar("halteres_draw", default=None)
-_seeds: ContextVar[_Seeds | None] = ContextVar("halteres_seeds", default=None)
+_seeds: ContextVar[Iterator[int] | None] = ContextVar("halteres_seeds", default=None)
 
 
 @contextmanager
@@ -84,7 +71,8 @@ def rolling_out(draw: Draw) -> Iterator[None]:
 def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
     """Inside, sampling seeds are those of the item's `rollout`-th rollout at its `attempt`-th attempt."""
     draw = _draw.get()
-    token = _seeds.set(None if draw is None else _Seeds(draw, rollout, attempt))
+    seeds = None if draw is None else (draw.sampling_seed(rollout, attempt, call) for call in count())
+    token = _seeds.set(seeds)
     try:
         yield
     finally:
@@ -105,4 +93,4 @@ def episode_rng() -> random.Random:
 def next_sampling_seed() -> int | None:
     """The seed of the running rollout's next sampling request; None outside of any."""
     seeds = _seeds.get()
-    return None if seeds is None else seeds.next()
+    return None if seeds is None else next(seeds)

@@ -1,13 +1,9 @@
-"""Turns: prompts in, actions of the policy out.
-
-Owns: the retries of a sampling request, its seed, its failure as one typed error, tokens within the limits.
-Never: scores, groups, or talks to the trajectory server.
-"""
+"""Turns: prompts in, actions of the policy out, sampled with retries and within the limits of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
 from halteres.clients.retries import Retries
@@ -26,33 +22,12 @@ class ContextOverflow(EnvironmentFailed):
     code = "context_overflow"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Token limits of one sequence."""
-
-    max_sequence: int  # prompt and action together stay below it; 0 or less: no limit
-
-    def action_tokens(self, prompt_tokens: int, wanted: int) -> int:
-        """How many tokens may be sampled after a prompt.
-
-        Raises:
-            ContextOverflow: none.
-        """
-        room = wanted if self.max_sequence <= 0 else min(wanted, self.max_sequence - 1 - prompt_tokens)
-        if room < 1:
-            raise ContextOverflow(
-                f"A prompt of {prompt_tokens} tokens leaves no room for an answer.",
-                f"max_token_length is {self.max_sequence}.",
-                "Raise max_token_length, or shorten the prompts.",
-            )
-        return room
-
-
 class Sampler:
     """Samples from one inference server.
 
     Args:
         defaults: sampling parameters of a call that names none of its own.
+        max_sequence: tokens; prompt and action together stay below it; 0 or less: no limit.
         server_type: "openai" has no tokens: its turns cannot be trained on, only scored.
     """
 
@@ -62,12 +37,12 @@ class Sampler:
         tokenizer: Tokenizer,
         defaults: Sampling,
         *,
-        limits: Limits,
+        max_sequence: int,
         server_type: ServerType = "sglang",
         retries: Retries | None = None,
     ) -> None:
         self.client, self.tokenizer, self.defaults = client, tokenizer, defaults
-        self.limits, self.server_type, self.retries = limits, server_type, retries or Retries()
+        self.max_sequence, self.server_type, self.retries = max_sequence, server_type, retries or Retries()
         self.num_failed_calls = 0  # requests that the server failed, whether or not repeating them helped
 
     async def chat(
@@ -119,10 +94,18 @@ class Sampler:
         await self.client.close()
 
     def _sampling(self, prompt_tokens: int, temperature: float | None, max_new_tokens: int | None) -> Sampling:
-        wanted = self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens
+        room = self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if self.max_sequence > 0:
+            room = min(room, self.max_sequence - 1 - prompt_tokens)
+        if room < 1:
+            raise ContextOverflow(
+                f"A prompt of {prompt_tokens} tokens leaves no room for an answer.",
+                f"max_token_length is {self.max_sequence}.",
+                "Raise max_token_length, or shorten the prompts.",
+            )
         return replace(
             self.defaults,
-            max_new_tokens=self.limits.action_tokens(prompt_tokens, wanted),
+            max_new_tokens=room,
             temperature=self.defaults.temperature if temperature is None else temperature,
             seed=next_sampling_seed(),
             policy_version=pinned_version(),
@@ -142,20 +125,20 @@ class Sampler:
             completions = await self.retries.call(counted, on=(ServerError,))
         except (InvalidData, NotReady, ServerError) as error:
             raise SamplerFailed(error.what, error.why, error.next) from error
-        return tuple(self._turn(tuple(prompt), completion) for completion in completions)
-
-    def _turn(self, prompt: tuple[int, ...], completion: Completion) -> Turn:
-        if self.server_type == "sglang" and len(completion.tokens) != len(completion.logprobs):
-            raise SamplerFailed(
-                f"A completion has {len(completion.tokens)} tokens and {len(completion.logprobs)} log-probabilities."
+        prompt, turns = tuple(prompt), list[Turn]()
+        for completion in completions:
+            tokens, logprobs = len(completion.tokens), len(completion.logprobs)
+            if self.server_type == "sglang" and tokens != logprobs:
+                raise SamplerFailed(f"A completion has {tokens} tokens and {logprobs} log-probabilities.")
+            first, last = completion.versions or (UNTAGGED, UNTAGGED)
+            turn = Turn(
+                prompt=prompt,
+                action=completion.tokens or tuple(self.tokenizer.encode(completion.text)),
+                logprobs=completion.logprobs,
+                text=completion.text,
+                version_min=PolicyVersion(first),
+                version_max=PolicyVersion(last),
+                stop_reason=completion.finish,
             )
-        first, last = completion.versions or (UNTAGGED, UNTAGGED)
-        return Turn(
-            prompt=prompt,
-            action=completion.tokens or tuple(self.tokenizer.encode(completion.text)),
-            logprobs=completion.logprobs,
-            text=completion.text,
-            version_min=PolicyVersion(first),
-            version_max=PolicyVersion(last),
-            stop_reason=completion.finish,
-        )
+            turns.append(turn)
+        return tuple(turns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halteres.environments.games import make
-from halteres.environments.games.hangman import Hangman
+from halteres.environments.games.word_games import Hangman
 
 
 def playing(secret: str, id: str = "game:Hangman-v0-easy") -> Hangman:

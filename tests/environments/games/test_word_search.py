@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halteres.environments.games import make
-from halteres.environments.games.word_search import WordSearch
+from halteres.environments.games.word_games import WordSearch
 
 
 def playing(version: int = 0) -> WordSearch:

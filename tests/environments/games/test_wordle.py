@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halteres.environments.games import make
-from halteres.environments.games.wordle import Wordle
+from halteres.environments.games.word_games import Wordle
 
 
 def playing(secret: str, id: str = "game:Wordle-v0-hard") -> Wordle:

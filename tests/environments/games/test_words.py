@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halteres.environments.games import make
-from halteres.environments.games.words import load_words
+from halteres.environments.games.word_games import load_words
 from halteres.errors import InvalidConfig, InvalidData
 
 

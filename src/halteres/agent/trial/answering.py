@@ -24,8 +24,7 @@ from halteres import process
 from halteres.agent.trial.report import fields_of, reference_of
 from halteres.environments.base import BaseEnv, make_sampler, tokenizer_folder
 from halteres.environments.commands import author_error, settings_of
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.configuring import read_file
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, read_file
 from halteres.environments.scored import finite
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.work import Items

@@ -14,15 +14,12 @@ from halteres.config.gem_ids import not_a_game
 from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
 from halteres.environments.games.game import Game
 from halteres.environments.games.game_2048 import Game2048
-from halteres.environments.games.guess_the_number import GuessTheNumber
-from halteres.environments.games.hangman import Hangman
-from halteres.environments.games.mastermind import Mastermind
 from halteres.environments.games.minesweeper import Minesweeper
+from halteres.environments.games.number_games import GuessTheNumber, Mastermind
 from halteres.environments.games.sokoban import Sokoban
 from halteres.environments.games.sudoku import Sudoku
 from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
-from halteres.environments.games.word_search import WordSearch
-from halteres.environments.games.wordle import Wordle
+from halteres.environments.games.word_games import Hangman, Wordle, WordSearch
 from halteres.rollouts.rng import Split
 
 FAMILIES: tuple[type[Game[Any, Any]], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,11 +40,7 @@ class FifteenPuzzle(Game[Frame, str]):
 
     name = "FifteenPuzzle"
     levels: ClassVar[Mapping[str, Frame]] = {"easy": Frame(side=2, max_turns=10), "hard": Frame(side=4, max_turns=50)}
-    random_levels: ClassVar[Sequence[Frame]] = (
-        Frame(side=2, max_turns=10),
-        Frame(side=3, max_turns=20),
-        Frame(side=4, max_turns=50),
-    )
+    random_levels = (levels["easy"], Frame(side=3, max_turns=20), levels["hard"])
     corrected = ("easy", "random")
     options: ClassVar[Mapping[str, Any]] = {"init_algo": "monte_carlo"}
     pattern = re.compile(r"\\boxed\{(up|down|left|right)\}")

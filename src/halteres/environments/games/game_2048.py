@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,11 +37,7 @@ class Game2048(Game[Target, str]):
         "hard": Target(tile=512, max_turns=50),
         "extreme-hard": Target(tile=2048, max_turns=100),
     }
-    random_levels: ClassVar[Sequence[Target]] = (
-        Target(tile=16, max_turns=20),
-        Target(tile=32, max_turns=30),
-        Target(tile=64, max_turns=50),
-    )
+    random_levels = (Target(tile=16, max_turns=20), Target(tile=32, max_turns=30), levels["easy"])
     pattern = re.compile(r"\\boxed\{(up|down|left|right)\}", re.IGNORECASE)
     state = ("rows", "largest", "largest_at_start")
     format_error = "At turn {turn}, you did not provide a valid move. Please use \\boxed{{direction}} format."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,10 +30,7 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         "easy": Puzzle(side=4, num_removals=10, max_turns=15),
         "hard": Puzzle(side=9, num_removals=50, max_turns=50),
     }
-    random_levels: ClassVar[Sequence[Puzzle]] = (
-        Puzzle(side=4, num_removals=10, max_turns=15),
-        Puzzle(side=9, num_removals=50, max_turns=50),
-    )
+    random_levels = (levels["easy"], levels["hard"])
     pattern = re.compile(r"\\boxed\{(\d+)\s(\d+)\s(\d+)\}")
     state = ("solution", "cells", "num_empty_at_start")
     format_error = "You did not provide a valid guess."

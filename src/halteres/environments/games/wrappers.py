@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, Self
 
-from halteres.environments.games.search_tool import SearchTool, ToolUse
-from halteres.errors import InvalidConfig, unknown
-from halteres.text import Message
+import msgspec
+
+from halteres.clients.plain import post_bytes
+from halteres.errors import HalteresError, InvalidConfig, unknown
+from halteres.text import Tokenizer
 
 WrappedStep = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -53,14 +57,6 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Let go of what is held."""
-        ...
-
-
-class ChatTemplate(Protocol):
-    """What renders a chat as a model's own template does, e.g. `halteres.text.Tokenizer`."""
-
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True) -> str:
-        """The text of these messages, with the assistant's turn opened."""
         ...
 
 
@@ -124,6 +120,90 @@ class Wrapper(ABC):
         return twin
 
 
+_QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What a tool made of an answer."""
+
+    action: str  # the answer up to the end of the call
+    observation: str
+    error: str | None  # why the tool failed
+
+
+class _Document(msgspec.Struct):
+    contents: str
+
+
+class _Passage(msgspec.Struct):
+    document: _Document
+
+
+class _Reply(msgspec.Struct):
+    result: list[_Passage]
+
+
+class SearchTool:
+    """Sends the first `<search>…</search>` of an answer to a search server; no proxy is asked.
+
+    A server of GEM's, or one that answers in its form: POST of a msgpack map {query, topk, return_scores};
+    {result: [{document: {contents: "title\\ntext"}}]} comes back.
+
+    Args:
+        url: of the server, to which queries are posted.
+        top_k: passages asked for.
+        timeout_s: to wait for the connection, and for each part of the answer.
+
+    Raises:
+        InvalidConfig: this is no address of a web server.
+    """
+
+    kind = "search"
+
+    instructions = (
+        "You have access to a search engine to help answer questions.\n\n"
+        "Additional instructions:\n"
+        "- If your initial reasoning in <think> shows you lack some knowledge, explain what you need to find next"
+        " inside a new <think> block.\n"
+        "- Then issue a search query using:\n"
+        "  <search> your query here </search>\n"
+        "- The search engine will provide results inside:\n"
+        "  <information> ... </information>\n"
+        "- You may repeat the <think> and <search> steps as many times as needed.\n"
+        "- When you are ready, give your final answer in:\n"
+        "  <answer> your answer here </answer>"
+    )
+
+    def __init__(self, url: str, *, top_k: int = 3, timeout_s: float = 5.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidConfig(
+                f"The search_url '{url}' is no address of a web server.", next="It begins with http://."
+            )
+        self.url, self.top_k, self.timeout_s = url, top_k, timeout_s
+
+    def use(self, answer: str) -> ToolUse | None:
+        """Search for what an answer asks for; None where it asks for nothing. A search that fails is a use too."""
+        found = _QUERY.search(answer)
+        if found is None:
+            return None
+        shown, error = "", None
+        query: dict[str, Any] = {"query": found[1].strip(), "topk": self.top_k, "return_scores": True}
+        try:
+            body = msgspec.msgpack.encode(query)
+            reply = post_bytes(self.url, body, self.timeout_s, content_type="application/msgpack")
+            for number, passage in enumerate(msgspec.msgpack.decode(reply, type=_Reply).result, start=1):
+                title, _, text = passage.document.contents.partition("\n")
+                shown += f"Doc {number}(Title: {title}) {text}\n"
+        except HalteresError as failure:
+            error = failure.what  # what a server says beside its status is not for the policy
+        except (msgspec.MsgspecError, UnicodeError) as failure:
+            error = str(failure)
+        shown = shown if error is None else f"[SearchTool Error: {error}]"
+        observation = f"\n\n<information>{shown}</information>\n\n"
+        return ToolUse(action=answer[: found.end()], observation=observation, error=error)
+
+
 class ToolWrapper(Wrapper):
     """An answer that calls the tool is answered by the tool; any other is an action. At most `max_uses` calls.
 
@@ -161,9 +241,6 @@ class ToolWrapper(Wrapper):
         if use is None:
             observation, reward, terminated, truncated, info = self.env.step(action)
             return observation, reward, terminated, truncated, {**info, **self._counters(), "use_tool": True}
-        return self._used(use)
-
-    def _used(self, use: ToolUse) -> WrappedStep:
         self.num_uses += 1
         self.num_successes += use.error is None
         last = "\n\nReached the maximum number of tool use. Please output final answer directly."
@@ -212,9 +289,9 @@ class ObservationWrapper(Wrapper):
 
     state = ("observations", "actions")
 
-    _chat: ChatTemplate  # of the views that render a chat
+    _chat: Tokenizer  # of the views that render a chat
 
-    def __init__(self, env: Environment, view: View, chat: ChatTemplate | None = None) -> None:
+    def __init__(self, env: Environment, view: View, chat: Tokenizer | None = None) -> None:
         super().__init__(env)
         self.view = view
         if chat is not None:
@@ -237,39 +314,33 @@ class ObservationWrapper(Wrapper):
         self.begin()
         observation, info = self.env.reset(seed=seed)
         if self.view == View.CONCAT_CHAT_ON_RESET:
-            observation = self._rendered([{"role": "user", "content": observation}])
-        self._saw(observation, info)
+            observation = self._chat.render([{"role": "user", "content": observation}], add_generation_prompt=True)
+        self._remember(observation, info)
         return self._shown(info), info
 
     def step(self, action: str) -> WrappedStep:
         """Of an answer that called a tool, what follows the call is left out."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.actions.append(info.get("parsed_action", action))
-        self._saw(observation, info)
+        self._remember(observation, info)
         return self._shown(info), reward, terminated, truncated, info
 
-    def _saw(self, observation: str, info: Mapping[str, Any]) -> None:
+    def _remember(self, observation: str, info: Mapping[str, Any]) -> None:
         role = "tool" if info.get("use_tool", False) else "user"
         self.observations.append({"role": role, "content": observation})
 
     def _shown(self, info: Mapping[str, Any]) -> str:
+        messages = self.observations
+        if self.view != View.CONCAT:  # observations and actions in turn
+            messages = [messages[0]]
+            for action, observation in zip(self.actions, self.observations[1:], strict=True):
+                messages += [{"role": "assistant", "content": action}, observation]
         if self.view == View.CONCAT_CHAT:
-            shown = self._rendered(self._messages())
-        elif self.view == View.CONCAT:
-            shown = "".join(_line(message["content"]) for message in self.observations)
+            shown = self._chat.render(messages, add_generation_prompt=True)
         else:
-            shown = "".join(_line(message["content"]) for message in self._messages())
+            texts = [message["content"] for message in messages]
+            shown = "".join(text if not text or text.endswith("\n") else f"{text}\n" for text in texts)
         return f"{info.get('prefix', '')}{shown}{info.get('suffix', '')}"
-
-    def _messages(self) -> list[dict[str, Any]]:
-        """Observations and actions in turn."""
-        messages = [self.observations[0]]
-        for action, observation in zip(self.actions, self.observations[1:], strict=True):
-            messages += [{"role": "assistant", "content": action}, observation]
-        return messages
-
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._chat.render(messages, add_generation_prompt=True)
 
 
 class EpisodeTracking(Wrapper):
@@ -317,7 +388,7 @@ STAGES = {
 
 
 def wrappers(
-    names: str, *, chat: ChatTemplate | None = None, search_url: str | None = None
+    names: str, *, chat: Tokenizer | None = None, search_url: str | None = None
 ) -> tuple[Callable[[Environment], Wrapper], ...]:
     """The wrappers of these names, checked, innermost first.
 
@@ -350,16 +421,14 @@ def wrappers(
     return tuple(_wrapper(name, chat, search_url) for name in listed)
 
 
-def wrap(
-    env: Environment, names: str, *, chat: ChatTemplate | None = None, search_url: str | None = None
-) -> Environment:
+def wrap(env: Environment, names: str, *, chat: Tokenizer | None = None, search_url: str | None = None) -> Environment:
     """An environment within wrappers; arguments and errors as of `wrappers`."""
     for wrapper in wrappers(names, chat=chat, search_url=search_url):
         env = wrapper(env)
     return env
 
 
-def _wrapper(name: str, chat: ChatTemplate | None, search_url: str | None) -> Callable[[Environment], Wrapper]:
+def _wrapper(name: str, chat: Tokenizer | None, search_url: str | None) -> Callable[[Environment], Wrapper]:
     if name in SEARCH_REWARDS:
         if search_url is None:
             raise InvalidConfig(
@@ -372,8 +441,3 @@ def _wrapper(name: str, chat: ChatTemplate | None, search_url: str | None) -> Ca
     if name == "episode_tracking":
         return EpisodeTracking
     return lambda env: ObservationWrapper(env, View(name), chat)
-
-
-def _line(text: str) -> str:
-    """A text that ends in a newline, unless it is empty."""
-    return text if not text or text.endswith("\n") else f"{text}\n"

@@ -1,0 +1,92 @@
+"""The process in which another package's environment runs: its Python may have none of Halteres, so nothing of it is
+imported here, and its limits and its death are its parent's (`worker_process`).
+
+    python gym_worker.py reasoning TASK SETTINGS            a task of reasoning-gym: its questions and scores
+    python gym_worker.py text MODULE:FUNCTION ID OPTIONS    the environment that MODULE.FUNCTION(ID, **OPTIONS) makes
+
+One line of JSON answers each line of JSON. It holds one environment: packages that draw from their process's own
+generators would disturb each other. What a task expects as its answer is never said.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_MEMORY = 8 << 30
+"""Bytes of address space of a scorer."""
+
+LONGEST_ERROR = 2000
+"""Characters of an exception's text."""
+
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def main() -> None:
+    """Say that the environment is there, or why not; then answer until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    made: list[Answer] = []
+
+    def send(make: Callable[[], Mapping[str, Any]]) -> None:
+        try:
+            reply = json.dumps(make())
+        except Exception as error:  # noqa: BLE001 - whatever the package raises reaches the parent
+            reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:LONGEST_ERROR]})
+        answers.write(reply + "\n")
+        answers.flush()
+
+    kind, *arguments = sys.argv[1:]
+    start = {"reasoning": reasoning_task, "text": text_environment}[kind]
+    send(lambda: made.append(start(*arguments)) or {})
+    for line in sys.stdin:
+        question = json.loads(line)
+        send(lambda question=question: made[0](question))
+
+
+def reasoning_task(name: str, settings: str) -> Answer:
+    """A data set of reasoning-gym. ImportError where there is no package, ValueError where there is no such task."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    data = importlib.import_module("reasoning_gym").create_dataset(name, **json.loads(settings))
+    entries: dict[int, Any] = {}  # some take seconds to make, and every answer to one asks for it
+
+    def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
+        index = question["index"]
+        if index not in entries:
+            entries[index] = data[index]
+        if "answer" not in question:
+            return {"question": entries[index]["question"]}
+        return {"score": float(data.score_answer(question["answer"], entries[index]))}
+
+    return answer
+
+
+def text_environment(entry: str, id: str, options: str) -> Answer:
+    """An environment with GEM's or Gymnasium's interface. TypeError where it does not speak in texts."""
+    module, _, function = entry.partition(":")
+    env: Any = getattr(importlib.import_module(module), function)(id, **json.loads(options))
+
+    def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
+        played: dict[str, Any] = {}
+        if "seed" in question:
+            observation, info = env.reset(seed=question["seed"])
+        else:
+            observation, reward, terminated, truncated, info = env.step(question["action"])
+            played = {"reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
+        if not isinstance(observation, str):
+            raise TypeError(f"its observation is of type {type(observation).__name__}, not a text")
+        # What is shown in front of and behind an observation, as GEM says it.
+        beside = {name: str(info.get(name, "")) if isinstance(info, Mapping) else "" for name in ("prefix", "suffix")}
+        return {"observation": observation, **played, **beside}
+
+    return answer
+
+
+if __name__ == "__main__":
+    main()
