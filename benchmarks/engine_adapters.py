@@ -30,7 +30,7 @@ from synthetic import datum
 from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.mixture import Mixture
+from halteres.engine.torch.multi_lora import MultiLora
 from halteres.models import TINY, builtin_path
 
 RESULT = Path(__file__).parent / "results" / "engine_adapters.json"
@@ -61,13 +61,13 @@ async def measured(rounds: int) -> dict[str, Any]:
         await engine.optim_step(name, ADAM)
         await engine.snapshot(name, f"s{name}")
     copied: list[int] = []
-    original = Mixture.hold
+    original = MultiLora.hold
 
-    def watched(self: Mixture, *snapshots: Any) -> None:
+    def watched(self: MultiLora, *snapshots: Any) -> None:
         original(self, *snapshots)
         copied.append(self.nbytes)
 
-    Mixture.hold = watched  # type: ignore[method-assign]
+    MultiLora.hold = watched  # type: ignore[method-assign]
     works: dict[str, Callable[[], Awaitable[object]]] = {
         "decode none": lambda: decode(engine, [None] * TENANTS),
         "decode one": lambda: decode(engine, ["sone"] * TENANTS),

@@ -37,7 +37,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
 from halteres.models import TINY, builtin_path
 
 RESULTS = Path(__file__).parent / "results" / "engine_cache.json"
@@ -73,7 +73,7 @@ def real() -> int:
     with tempfile.TemporaryDirectory(prefix="halteres-cache-") as folder:
         base = load_base(saved(Path(folder), "cpu", **SHAPES["0.6B"]), torch.bfloat16, torch.device("cpu"))
     assert base.cache_bytes_per_token == POSITION_BYTES
-    sampler, rows = Sampler(base, Limits(cache_bytes=int(CACHE_BYTES))), list[int]()
+    sampler, rows = Scheduler(base, Limits(cache_bytes=int(CACHE_BYTES))), list[int]()
     begun = time.process_time()
     with torch.inference_mode():
         for seed in range(GROUPS):
@@ -153,7 +153,7 @@ def sampled(
     base: BaseModel, limits: Limits, requests: list[SampleRequest], at_once: list[int] | None = None
 ) -> tuple[float, list[SampleResult]]:
     """CPU seconds until all are answered; `at_once` gets the rows of every step."""
-    sampler, begun = Sampler(base, limits), time.process_time()
+    sampler, begun = Scheduler(base, limits), time.process_time()
     with torch.inference_mode():
         for request in requests:
             sampler.add(request)

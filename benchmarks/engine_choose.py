@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.machine import machine
-from halteres.engine.torch.choose import Shaping, choose
+from halteres.engine.torch.token_sampling import Shaping, choose
 
 VOCABULARIES, ROWS, ROUNDS = (151_936, 49_152), (1, 8, 64), 11
 WAYS = {"plain": (-1, 1.0), "top_k 50": (50, 1.0), "top_p 0.9": (-1, 0.9), "top_k 50, top_p 0.95": (50, 0.95)}

@@ -29,7 +29,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
 from halteres.environments.game import user_message
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import wrap
@@ -55,7 +55,7 @@ def main() -> int:
     for number in range(options.rounds + 1):
         for name, limits in PARTIES.items():
             games, answers[name], computed[name] = played(base, tokenizer, limits)
-            groups = sampled(Sampler(base, limits), [asked(55, 16, 64, seed) for seed in range(8)])
+            groups = sampled(Scheduler(base, limits), [asked(55, 16, 64, seed) for seed in range(8)])
             if number:  # the first one warms up
                 seconds[name]["games"].append(games)
                 seconds[name]["groups"].append(groups)
@@ -79,7 +79,7 @@ def main() -> int:
 
 def played(base: BaseModel, tokenizer: Tokenizer, limits: Limits) -> tuple[float, list[tuple[int, ...]], int]:
     """CPU seconds of sampling, all answers, and prompt tokens computed."""
-    sampler, seconds, answers = Sampler(base, limits), 0.0, list[tuple[int, ...]]()
+    sampler, seconds, answers = Scheduler(base, limits), 0.0, list[tuple[int, ...]]()
     games = [wrap(make(GAME), "concat") for _ in range(EPISODES)]
     prompts = [str(game.reset(seed=seed)[0]) for seed, game in enumerate(games)]
     playing = list(range(EPISODES))
@@ -108,7 +108,7 @@ def request_of(tokens: list[int], seed: int, base: BaseModel) -> SampleRequest:
     return request
 
 
-def sampled(sampler: Sampler, requests: list[SampleRequest]) -> float:
+def sampled(sampler: Scheduler, requests: list[SampleRequest]) -> float:
     """CPU seconds until all are answered."""
     begun = time.process_time()
     with torch.inference_mode():

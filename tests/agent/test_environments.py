@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import halteres
-from halteres.runs.starting import machine
-from halteres.runs.starting.machine import Machine, Memory
+from halteres.runs.starting import resources
+from halteres.runs.starting.resources import Machine, Memory
 
 from .draft_scenes import QUIZ, environment, refused, tokens, told
 
@@ -190,7 +190,7 @@ async def test_a_locked_model_that_no_run_can_start_with_is_told_at_selection_an
     monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     small = Memory(total=8 * 10**9, free=4 * 10**9)
-    monkeypatch.setattr(machine, "look", lambda device=None: Machine(cores=2, memory=small, gpu=None))
+    monkeypatch.setattr(resources, "look", lambda device=None: Machine(cores=2, memory=small, gpu=None))
     (home / "policy.yaml").write_text("extends: hermes-compat\n")
     answer = await told("rl_select_environment", name="arithmetic")
     (warning,) = answer["warnings"]

@@ -21,7 +21,7 @@ from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import RunModel, own_model
 from halteres.runs.starting.preflight import Ground, Plan
 from halteres.runs.starting.resume import ResumePoint
@@ -238,7 +238,7 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
     assert found.peak_gb == pytest.approx(1.7, abs=0.2), "1.45 GB of the engine and 0.25 of the others were recorded"
     remember(plan, ground, msgspec.structs.replace(SPEED, pass_tokens=256))
     assert ground.model.shape is not None
-    by_formula = machine.need(ground.model.shape, plan.demands).total
+    by_formula = resources.need(ground.model.shape, plan.demands).total
     assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), "the probe saw no whole pass"
 
 

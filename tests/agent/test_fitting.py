@@ -11,8 +11,8 @@ import pytest
 
 from halteres.agent.call import call
 from halteres.agent.drafting.drafts import choose
-from halteres.agent.fitting import LONGEST, fitted
 from halteres.agent.tool import Caller
+from halteres.agent.truncation import LONGEST, fitted
 
 
 def length(body: Any) -> int:

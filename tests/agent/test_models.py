@@ -17,7 +17,7 @@ from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.models.shape import FAMILIES, read_shape
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import ModelMissing, own_model
 
 PUBLISHED = {
@@ -57,8 +57,8 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    memory = machine.Memory(total=free, free=free)
-    monkeypatch.setattr(models.machine, "look", lambda: machine.Machine(cores=2, memory=memory, gpu=None))
+    memory = resources.Memory(total=free, free=free)
+    monkeypatch.setattr(models.machine, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None))
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:
@@ -78,20 +78,20 @@ def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
 
     assert FAMILIES == COMPUTED
     limits = Limits()
-    assert (limits.pass_tokens, limits.head_elements) == (machine.PASS_TOKENS, machine.HEAD_ELEMENTS)
-    assert (limits.decode_rows, limits.cache_bytes) == (machine.DECODE_ROWS, machine.CACHE_BYTES)
-    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (machine.GPU_PASS_TOKENS, machine.GPU_HEAD_ELEMENTS)
-    assert RECOMPUTED_BYTES == machine.RECOMPUTED_BYTES
+    assert (limits.pass_tokens, limits.head_elements) == (resources.PASS_TOKENS, resources.HEAD_ELEMENTS)
+    assert (limits.decode_rows, limits.cache_bytes) == (resources.DECODE_ROWS, resources.CACHE_BYTES)
+    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (resources.GPU_PASS_TOKENS, resources.GPU_HEAD_ELEMENTS)
+    assert RECOMPUTED_BYTES == resources.RECOMPUTED_BYTES
 
 
 def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_16_bits() -> None:
     """Batch 128, groups of 16, 8,192 tokens, rank 32; in 32 bits it does not."""
-    work = machine.Workload(
+    work = resources.Workload(
         rank=32, group_size=16, batch_size=128, rows=128, positions=8192, answer_tokens=4096, steps=100, cache_gb=20
     )
     shape = CATALOGUE["Qwen/Qwen3-8B"]
-    assert machine.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
-    assert machine.need(shape, work, on_gpu=True).total > 80e9
+    assert resources.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
+    assert resources.need(shape, work, on_gpu=True).total > 80e9
 
 
 def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(
@@ -123,10 +123,10 @@ def test_the_smallest_model_that_is_here_is_proposed(
 
 def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
     small, large = CATALOGUE["Qwen/Qwen3-0.6B"], CATALOGUE["Qwen/Qwen3-1.7B"]
-    usual = machine.need(small, TYPICAL)
-    assert machine.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
-    assert machine.need(small, replace(TYPICAL, rank=64)).total > usual.total
-    assert machine.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
+    usual = resources.need(small, TYPICAL)
+    assert resources.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    assert resources.need(small, replace(TYPICAL, rank=64)).total > usual.total
+    assert resources.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
 
 
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:

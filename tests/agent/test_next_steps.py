@@ -15,7 +15,7 @@ from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller
 from halteres.agent.watching.next_steps import next_call
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
-from halteres.config.policies import PolicyCap
+from halteres.config.operator_policy import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, NotReady, ServerError, UserError

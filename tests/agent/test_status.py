@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halteres.config.policies import HERMES_COMPAT
+from halteres.config.operator_policy import HERMES_COMPAT
 from halteres.next_step import NextStep, Remedy, worded
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport

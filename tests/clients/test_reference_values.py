@@ -21,15 +21,15 @@ from training.standins import FakePolicy
 from halteres.config.settings import Estimator, TrainerSettings
 from halteres.engine.datums import settled
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch.data import Example as Row
-from halteres.engine.torch.data import MicroBatch
 from halteres.engine.torch.losses import LOSSES
+from halteres.engine.torch.micro_batches import Example as Row
+from halteres.engine.torch.micro_batches import MicroBatch
 from halteres.engine.torch.objectives import PerToken
 from halteres.models import TINY, builtin_path
 from halteres.training.advantages import estimate
-from halteres.training.agreement import agreement
 from halteres.training.datums import Example
 from halteres.training.learner import SentCall
+from halteres.training.logprob_mismatch import agreement
 from halteres.training.objective import Objective
 from halteres.training.turns import returns, turns_of
 from halteres.types import Batch, Group, Span

@@ -15,7 +15,7 @@ from halteres.config.gem_ids import OTHER_FAMILIES
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments.games import FAMILIES, IDS, make
 from halteres.observe.metrics import read_rows
-from halteres.training.experience import Trajectories
+from halteres.training.batch_source import Trajectories
 from halteres.training.folder import RunFolder
 from halteres.training.loop import train
 from halteres.training.report import Report

@@ -17,7 +17,7 @@ import yaml
 from clients.sdk.serving import serving
 
 from halteres.config.edits import ALIASES
-from halteres.config.policies import load_policy
+from halteres.config.operator_policy import load_policy
 from halteres.config.settings import SECTIONS, TrainerSettings
 from halteres.environments.config import BaseEnvConfig
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from halteres.engine.pieces import joined
 from halteres.engine.protocol import Array, Datum, LossSpec, Piece, Wanted, Weights
 from halteres.engine.protocol import Sequence as Sampled
+from halteres.engine.stream_buffer import joined
 
 PROMPT = (1, 20, 300, 41, 7)
 CROSS_ENTROPY, IMPORTANCE_SAMPLING = LossSpec(name="cross_entropy"), LossSpec(name="importance_sampling")

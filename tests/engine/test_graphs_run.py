@@ -20,9 +20,9 @@ from torch import Tensor
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LossSpec
 from halteres.engine.scripted.engine import ScriptedEngine
-from halteres.engine.torch.graphs import custom as custom_objective
-from halteres.engine.torch.graphs.custom import MAX_ELEMENTS, Program
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.loss_graphs import custom as custom_objective
+from halteres.engine.torch.loss_graphs.custom import MAX_ELEMENTS, Program
 from halteres.errors import InvalidData, UserError
 
 from .graph_scenes import LOGPROBS, custom, handmade, node, traced

@@ -13,8 +13,8 @@ from torch import Tensor
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.datums import settled
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch.data import Example, MicroBatch
 from halteres.engine.torch.losses import LOSSES
+from halteres.engine.torch.micro_batches import Example, MicroBatch
 from halteres.engine.torch.objectives import PerToken, Value
 
 Inputs = Mapping[str, Tensor]

@@ -17,17 +17,17 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
 from halteres.engine.protocol import Sequence as Sampled
+from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Snapshot
 from halteres.engine.torch.cache import slot_length
+from halteres.engine.torch.decode_slots import Rows
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.rows import Rows
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
 from halteres.errors import UserError
 from halteres.text import load_tokenizer
 
@@ -74,7 +74,7 @@ def asked(
     )
 
 
-def step(sampler: Sampler, until: Sequence[SampleRequest] = ()) -> None:
+def step(sampler: Scheduler, until: Sequence[SampleRequest] = ()) -> None:
     """One step, or as many as these need."""
     with torch.inference_mode():
         sampler.step()
@@ -87,7 +87,7 @@ def step(sampler: Sampler, until: Sequence[SampleRequest] = ()) -> None:
 
 def alone(base: BaseModel, request: SampleRequest) -> SampleResult:
     """The answer of a sampler that never had anything else."""
-    sampler = Sampler(base, Limits())
+    sampler = Scheduler(base, Limits())
     same = again(request)
     sampler.add(same)
     step(sampler, [same])
@@ -116,7 +116,7 @@ def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(bas
     said |= {int(token) for request in (first, ill, last) for token in request.tokens}
     own = tokens_of(alone(base, ill).sequences[0])
     sick = next(token for token in own[3:] if token not in {*said, *own[:3]})
-    sampler = Sampler(poisoned(base, sick), Limits())
+    sampler = Scheduler(poisoned(base, sick), Limits())
     for request in (first, ill, last):
         sampler.add(request)
     step(sampler, [first, ill, last])
@@ -128,7 +128,7 @@ def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(bas
 @proves("tenants:no-leak")
 def test_a_slot_carries_nothing_of_a_tenant_that_diverged(base: BaseModel) -> None:
     """Attention weighs what lies behind a row with 0, and 0 * NaN is NaN."""
-    sampler = Sampler(poisoned(base, SICK), Limits())
+    sampler = Scheduler(poisoned(base, SICK), Limits())
     before, after = (asked(p, limit=90, seed=1) for p in prompts(2, seed=6))
     ill = asked([SICK, *prompts(1, low=150, high=151)[0]], n=5)
     tenants = asked([5, 6, 7], n=4, seed=2)
@@ -143,7 +143,7 @@ def test_a_slot_carries_nothing_of_a_tenant_that_diverged(base: BaseModel) -> No
 
 def test_what_no_sequence_has_written_is_zero(base: BaseModel) -> None:
     """Chosen: simpler to hold than "finite and never overflowing"."""
-    sampler = Sampler(base, Limits())
+    sampler = Scheduler(base, Limits())
     requests = [asked(p, n=3, limit=3 + 8 * i, seed=i) for i, p in enumerate(prompts(6, low=95, high=120, seed=8))]
     lengths: set[int] = set()
     for request in requests:
@@ -169,7 +169,7 @@ def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: Base
 
     me = asked(prompts(1, seed=11)[0], n=3, seed=9)
     expected = alone(base, me)
-    sampler, strangers = Sampler(base, Limits()), []
+    sampler, strangers = Scheduler(base, Limits()), []
     for i, prompt in enumerate(prompts(6, seed=12)):
         text = decode(tokens_of(alone(base, asked(prompt, seed=i)).sequences[0]))
         stop = text[len(text) * (i + 1) // 8 :][:2]
@@ -185,17 +185,17 @@ def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: Base
     assert any(s.stop_reason == "stop" for result in answers(*strangers) for s in result.sequences)
 
 
-def held(sampler: Sampler) -> int:
+def held(sampler: Scheduler) -> int:
     """Bytes of all rows' blocks."""
     return sum(block.cache.buffer.nbytes for block in sampler._batch.rows.blocks)
 
 
-def kept(sampler: Sampler) -> int:
+def kept(sampler: Scheduler) -> int:
     """Bytes of all prefixes."""
     return sum(prefix.block.buffer.nbytes for prefix in sampler.prefixes._entries)
 
 
-def running(sampler: Sampler) -> dict[SampleRequest, int]:
+def running(sampler: Scheduler) -> dict[SampleRequest, int]:
     """How many rows each request has."""
     rows = [row.request for row in sampler._batch.rows]
     return {request: rows.count(request) for request in rows}
@@ -213,7 +213,7 @@ def test_a_slot_has_the_shortest_length_that_holds_its_row() -> None:
 def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: BaseModel, seed: int) -> None:
     """Whatever comes: every answer is that of a sampler that has memory for all, and the bound is made use of."""
     limits = Limits(cache_bytes=3072 * base.cache_bytes_per_token, decode_rows=40)
-    random, sampler = np.random.default_rng(seed), Sampler(base, limits)
+    random, sampler = np.random.default_rng(seed), Scheduler(base, limits)
     snapshots = [replace(BASE, version=version) for version in range(3)]
     requests, most, most_kept = [], 0, 0
     for arrival in range(12):
@@ -231,7 +231,7 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
             most, most_kept = max(most, held(sampler)), max(most_kept, kept(sampler))
     assert most_kept
     assert most > 0.9 * limits.cache_bytes
-    unbounded, same = Sampler(base, Limits(prefixes=0)), [again(request) for request in requests]
+    unbounded, same = Scheduler(base, Limits(prefixes=0)), [again(request) for request in requests]
     for request in same:
         unbounded.add(request)
     step(unbounded, same)
@@ -241,7 +241,7 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
 def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_back_bit_for_bit(base: BaseModel) -> None:
     """All are in decode at once at first, and with a quarter of what they need in the end nobody loses a token."""
     groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
-    sampler = Sampler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
     for request in groups:
         sampler.add(request)
     step(sampler)
@@ -260,7 +260,7 @@ def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_ba
 def test_a_request_that_outgrows_all_memory_runs_row_by_row(base: BaseModel) -> None:
     limits = Limits(cache_bytes=256 * base.cache_bytes_per_token)
     large, small = asked(prompts(1, low=200, high=201)[0], n=2, limit=80, seed=1), asked([3, 4], n=2, limit=4)
-    sampler = Sampler(base, limits)
+    sampler = Scheduler(base, limits)
     sampler.add(large)
     sampler.add(small)
     while not large.future.done():
@@ -272,7 +272,7 @@ def test_a_request_that_outgrows_all_memory_runs_row_by_row(base: BaseModel) -> 
 
 def test_an_open_ended_chat_delays_nobody_for_more_than_a_step(base: BaseModel) -> None:
     """It counts with the slot that it has, not with the 2,000 tokens that it may write."""
-    sampler = Sampler(base, Limits(cache_bytes=1024 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=1024 * base.cache_bytes_per_token))
     chat = asked([1, 2, 3], limit=2000, seed=1)
     sampler.add(chat)
     for arrival in range(3):
@@ -290,7 +290,7 @@ def test_an_open_ended_chat_delays_nobody_for_more_than_a_step(base: BaseModel) 
 
 def test_short_rows_read_no_further_than_they_would_without_a_long_one(base: BaseModel) -> None:
     """Every block has a bound of its own."""
-    sampler = Sampler(base, Limits())
+    sampler = Scheduler(base, Limits())
     short, long = asked([5, 6, 7], n=20, limit=60), asked(prompts(1, low=1500, high=1501)[0], limit=20)
     for request in (short, long):
         sampler.add(request)
@@ -302,7 +302,7 @@ def test_short_rows_read_no_further_than_they_would_without_a_long_one(base: Bas
 
 
 def test_a_caller_that_goes_away_leaves_the_room_of_its_rows(base: BaseModel) -> None:
-    sampler = Sampler(base, Limits(cache_bytes=2048 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=2048 * base.cache_bytes_per_token))
     gone, next_one = asked([1, 2], n=32), asked([1, 2], n=16, limit=120, snapshot=replace(BASE, version=1))
     sampler.add(gone)
     step(sampler)
@@ -324,7 +324,7 @@ def test_a_stream_whose_row_made_way_tells_every_token_once(base: BaseModel) -> 
 
     streaming = asked(prompts(1, low=100, high=101)[0], n=4, limit=60, seed=4)
     streaming.pieces = Pieces()
-    sampler = Sampler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
     sampler.add(streaming)
     step(sampler, [streaming])
     (result,) = answers(streaming)
@@ -335,7 +335,7 @@ def test_a_stream_whose_row_made_way_tells_every_token_once(base: BaseModel) -> 
 OFF = Limits(prefixes=0)
 
 
-def conversation(sampler: Sampler, turns: int, seed: int, snapshot: Snapshot = BASE) -> list[SampleResult]:
+def conversation(sampler: Scheduler, turns: int, seed: int, snapshot: Snapshot = BASE) -> list[SampleResult]:
     """Every turn's prompt is all that was said, and a little more."""
     text, found = prompts(1, low=90, high=110, seed=7)[0], list[SampleResult]()
     for turn in range(turns):
@@ -349,7 +349,7 @@ def conversation(sampler: Sampler, turns: int, seed: int, snapshot: Snapshot = B
 
 @proves("sample:agrees")
 def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(base: BaseModel) -> None:
-    cached, plain = Sampler(base, Limits()), Sampler(base, OFF)
+    cached, plain = Scheduler(base, Limits()), Scheduler(base, OFF)
     for seed in range(2):
         found, expected = (conversation(sampler, turns=8, seed=seed) for sampler in (cached, plain))
         assert [result.sequences for result in found] == [result.sequences for result in expected]
@@ -363,7 +363,7 @@ def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(bas
 
 
 def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_have_none(base: BaseModel) -> None:
-    sampler = Sampler(base, Limits())
+    sampler = Scheduler(base, Limits())
     first = [asked(p, limit=2, seed=1) for p in prompts(4, low=35, high=400, seed=21)]
     for request in first:
         sampler.add(request)
@@ -381,7 +381,7 @@ def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_ha
 
 
 def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseModel) -> None:
-    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    sampler, prompt = Scheduler(base, Limits()), prompts(1, low=100, high=101)[0]
     scored = replace(asked(prompt, limit=3), wanted=Wanted(prompt_logprobs=True))
     for request in (asked(prompt, limit=3), scored):
         sampler.add(request)
@@ -393,7 +393,7 @@ def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseM
 
 def test_prefixes_make_way_for_rows_the_least_recently_used_first(base: BaseModel) -> None:
     limits = Limits(cache_bytes=5 * 128 * base.cache_bytes_per_token)
-    sampler = Sampler(base, limits)
+    sampler = Scheduler(base, limits)
     ended = [asked(p, limit=2) for p in prompts(3, low=100, high=101, seed=31)]
     for request in (*ended, again(ended[0])):
         sampler.add(request)
@@ -414,7 +414,7 @@ def test_prefixes_make_way_for_rows_the_least_recently_used_first(base: BaseMode
 
 
 def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> None:
-    sampler, prompt = Sampler(base, Limits()), prompts(1, low=100, high=101)[0]
+    sampler, prompt = Scheduler(base, Limits()), prompts(1, low=100, high=101)[0]
     hits = []
     for _ in range(2):
         snapshot = replace(BASE, version=1)
@@ -434,7 +434,7 @@ def test_rows_that_made_way_come_back_though_memory_ends_right_after(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
-    sampler = Sampler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
     move_on, failed = Rows.move_on, list[bool]()
 
     def scarce(rows: Rows, **named: Any) -> Any:
@@ -460,7 +460,7 @@ def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeyp
 
     monkeypatch.setattr(Rows, "keep", scarce)
     groups = [asked(p, n=3, limit=9, seed=i) for i, p in enumerate(prompts(2, low=40, high=60, seed=5))]
-    sampler = Sampler(base, Limits())
+    sampler = Scheduler(base, Limits())
     for request in groups:
         sampler.add(request)
     step(sampler, groups)
@@ -470,7 +470,7 @@ def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeyp
 
 def test_prefixes_with_one_beginning_are_found_whichever_of_them_went(base: BaseModel) -> None:
     """The older is used again, so that the younger goes first; its pages were found by the younger until then."""
-    sampler = Sampler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
+    sampler = Scheduler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
     beginning, *ends = prompts(3, low=64, high=65, seed=41)
     older, younger = (asked([*beginning, *end[:40]], limit=2) for end in ends)
     for request in (older, younger, again(older)):

@@ -15,7 +15,7 @@ from contract.requirements import proves
 from safetensors.torch import load_file
 
 from halteres.engine.protocol import Datum, LoraConfig, Weights, WeightsDamaged
-from halteres.engine.torch import checkpoint
+from halteres.engine.torch import peft_checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
 from .scenes import CROSS_ENTROPY, from_folder
@@ -77,7 +77,7 @@ async def test_a_save_holds_the_moment_it_was_asked_for_and_training_goes_on_mea
 ) -> None:
     """Both are proved to be inside at once: the step ends while the file is held half-way."""
     writing, written = threading.Event(), threading.Event()
-    original = checkpoint.save_file
+    original = peft_checkpoint.save_file
 
     def held(tensors: dict[str, torch.Tensor], file: Path) -> None:
         writing.set()
@@ -89,7 +89,7 @@ async def test_a_save_holds_the_moment_it_was_asked_for_and_training_goes_on_mea
         await engine.snapshot("a", "s")
         await engine.forward_backward("a", lessons(3, seed=8), CROSS_ENTROPY)
         before = vars_of(engine, "a")[0].clone()
-        monkeypatch.setattr(checkpoint, "save_file", held)
+        monkeypatch.setattr(peft_checkpoint, "save_file", held)
         folder = str(tmp_path / "w")
         call = engine.save("a", folder, optimizer=True) if what == "adapter" else engine.save_snapshot("s", folder)
         saving = asyncio.create_task(call)
@@ -213,12 +213,12 @@ async def test_weights_by_folder_arrive_whole_or_not_at_all(model_folder: Path, 
         assert await engine.hold("t", whole) == await engine.hold("same", taken) == 1
         before = (await sample(engine, "s", prompt, n=2, seed=1)).sequences
         assert (await sample(engine, "same", prompt, n=2, seed=1)).sequences == before
-        content = (folder / checkpoint.WEIGHTS).read_bytes()
+        content = (folder / peft_checkpoint.WEIGHTS).read_bytes()
         for damaged in (content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None):
             if damaged is None:
-                (folder / checkpoint.WEIGHTS).unlink()
+                (folder / peft_checkpoint.WEIGHTS).unlink()
             else:
-                (folder / checkpoint.WEIGHTS).write_bytes(damaged)
+                (folder / peft_checkpoint.WEIGHTS).write_bytes(damaged)
             for name in ("t", "new"):
                 with pytest.raises(WeightsDamaged, match="did not arrive whole"):
                     await engine.hold(name, whole)
@@ -243,7 +243,7 @@ async def test_a_full_disk_leaves_nothing_half_written(
             file.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(checkpoint, "save_file", full)
+        monkeypatch.setattr(peft_checkpoint, "save_file", full)
         await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         await engine.optim_step("a", RATE)
         with pytest.raises(HalteresError, match="No space left") as caught:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from halteres.engine.torch import choose as choosing
-from halteres.engine.torch.choose import Chosen, Shaping, choose
+from halteres.engine.torch import token_sampling as choosing
+from halteres.engine.torch.token_sampling import Chosen, Shaping, choose
 
 WAYS = [(1, 1.0), (50, 1.0), (512, 1.0), (3000, 1.0), (-1, 0.9), (-1, 0.1), (-1, 0.0), (-1, 0.999999), (40, 0.95)]
 VOCABULARY = 6151  # no multiple of anything

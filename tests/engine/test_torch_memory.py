@@ -17,10 +17,10 @@ from contract.requirements import proves
 from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
-from halteres.engine.torch.data import micro_batches, read_examples
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
+from halteres.engine.torch.micro_batches import micro_batches, read_examples
 from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
 from halteres.main_memory import Memory
 from halteres.models import TINY

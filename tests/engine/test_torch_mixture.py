@@ -15,7 +15,7 @@ from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LoraConfig, PassResult, SampleResult
 from halteres.engine.torch import TorchEngine, matmul, worker
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.mixture import Mixture
+from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import InvalidData, UserError
 
@@ -121,13 +121,13 @@ async def test_copies_of_adapters_are_held_only_while_several_decode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    original = Mixture.adaptations
+    original = MultiLora.adaptations
 
-    def watched(self: Mixture, *args: object) -> object:
+    def watched(self: MultiLora, *args: object) -> object:
         held.append(self.nbytes)
         return original(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Mixture, "adaptations", watched)
+    monkeypatch.setattr(MultiLora, "adaptations", watched)
     for most in (1 << 28, 3_000_000, 0):
         async with running(model_folder, Limits(mixture_bytes=most)) as engine:
             await publish(engine)

@@ -13,11 +13,11 @@ from contract.requirements import proves
 
 from halteres.engine.protocol import SampleResult, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine
-from halteres.engine.torch.choose import Shaping, choose
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.rng import uniforms
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
+from halteres.engine.torch.token_sampling import Shaping, choose
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 
@@ -270,7 +270,7 @@ async def test_a_sampler_that_breaks_answers_with_an_error_and_goes_on(
         raise RuntimeError("out of memory")
 
     async with running(model_folder) as engine:
-        for place, name in ((Sampler, "_admit"), (DecodeBatch, "step"), (DecodeBatch, "prefill")):
+        for place, name in ((Scheduler, "_admit"), (DecodeBatch, "step"), (DecodeBatch, "prefill")):
             monkeypatch.setattr(place, name, broken)
             with pytest.raises(ServerError, match="out of memory"):
                 await sample(engine, None, [1, 2, 3], n=3)

@@ -12,8 +12,8 @@ import pytest
 from contract.requirements import proves
 from deadlines import until
 
-from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import Piece, SamplingParams, Wanted
+from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.requests import Newest, Row

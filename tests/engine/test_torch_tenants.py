@@ -14,8 +14,8 @@ from contract.requirements import proves
 from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.protocol import Adam, Datum, LoraConfig, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine, passes
-from halteres.engine.torch.data import plan
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.micro_batches import plan
 from halteres.errors import HalteresError, InvalidData
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, from_folder, packed

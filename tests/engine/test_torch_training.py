@@ -12,8 +12,8 @@ from contract.requirements import proves
 
 from halteres.engine.protocol import UPDATE_METRIC, Adam, LoraConfig
 from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.data import Example, MicroBatch, plan
 from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.micro_batches import Example, MicroBatch, plan
 from halteres.errors import ServerError
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING

@@ -13,10 +13,10 @@ from torch import Tensor
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import passes
 from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.data import Example, micro_batches, plan
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.micro_batches import Example, micro_batches, plan
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.trie import Asked, Trie, shared_length
 

@@ -40,7 +40,7 @@ from halteres.environments.work import Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig, InvalidData
 from halteres.observe.metrics import read_rows
 from halteres.training.advantages import ESTIMATORS, estimate
-from halteres.training.experience import Trajectories
+from halteres.training.batch_source import Trajectories
 from halteres.training.folder import RunFolder
 from halteres.training.loop import train
 from halteres.training.report import Report

@@ -12,7 +12,7 @@ import pytest
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY, builtin_path
 from halteres.rewards.preferences import Comparison
-from halteres.rewards.template import ScoringTemplate, padding_token, template_for
+from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for
 from halteres.scores import Scorable
 from halteres.text import Tokenizer
 

@@ -13,7 +13,7 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.models import builtin_path
 from halteres.rewards import RewardConfig
 from halteres.rewards.model_folder import RewardFile, write_reward_file
-from halteres.rewards.template import ScoringTemplate
+from halteres.rewards.tokenization import ScoringTemplate
 from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}

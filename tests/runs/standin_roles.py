@@ -34,16 +34,16 @@ def main() -> None:
 
         from halteres.observe import plots
         from halteres.runs.diagnosis import diagnosis
-        from halteres.runs.supervision import controller, process_group, supervisor
+        from halteres.runs.supervision import controller, run_processes, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 
         if "STANDIN_REFUSES" in os.environ:
             controller.HEARTBEAT_S, diagnosis.LASTING_S = 0.05, 0.1
         controller.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         controller.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
-        process_group.SINKS, process_group.SINKS_END_WITHIN_S = (sys.executable, __file__, "sinks"), 15
+        run_processes.SINKS, run_processes.SINKS_END_WITHIN_S = (sys.executable, __file__, "sinks"), 15
         if os.environ.get("STANDIN_SINKS") == "hangs":
-            process_group.SINKS_END_WITHIN_S = 0.5
+            run_processes.SINKS_END_WITHIN_S = 0.5
         if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
             Path(rest[0], "policy.json").write_text(policy)
         if os.environ.get("STANDIN_CONCLUSION") == "raises":

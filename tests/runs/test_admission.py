@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.config.policies import Caps, Policy, PolicyCap
+from halteres.config.operator_policy import Caps, Policy, PolicyCap
 from halteres.config.program import Description
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory, list_runs, stop_run

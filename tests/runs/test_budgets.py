@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from halteres.config.policies import Caps, Policy
+from halteres.config.operator_policy import Caps, Policy
 from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState

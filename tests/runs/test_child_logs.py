@@ -17,8 +17,8 @@ from halteres.config import environ
 from halteres.files import tail
 from halteres.process import Child, Lifeline, start_time
 from halteres.redaction import Redactor
-from halteres.runs.supervision import process_group, state_writer
-from halteres.runs.supervision.process_group import Strainer, spawn
+from halteres.runs.supervision import run_processes, state_writer
+from halteres.runs.supervision.run_processes import Strainer, spawn
 
 SECRETS = ["sk-0123456789", "sk-01234", "34-abcdef", "b\nc\nd\ne", "schlüssel"]
 
@@ -108,7 +108,7 @@ async def test_a_full_disk_makes_no_child_wait_or_fail(tmp_path: Path, secret: s
 async def test_whoever_holds_the_output_open_does_not_delay_the_news_of_the_end(
     tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "EMPTIED_WITHIN_S", 0.05)
+    monkeypatch.setattr(run_processes, "EMPTIED_WITHIN_S", 0.05)
     code = (
         "import subprocess, sys; daemon = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'],"
         " start_new_session=True); print(daemon.pid)"

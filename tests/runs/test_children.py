@@ -12,7 +12,7 @@ import pytest
 from deadlines import until
 
 from halteres.process import Child, Lifeline, start_time
-from halteres.runs.supervision.process_group import spawn
+from halteres.runs.supervision.run_processes import spawn
 
 PARENT = """
 import subprocess, sys

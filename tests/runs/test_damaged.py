@@ -16,7 +16,7 @@ from halteres.runs.reading.adapter import adapter_of, weights_of
 from halteres.runs.servers import Server, Servers, servers_of
 from halteres.runs.state import RunState, RunUnreadable, write_state
 from halteres.runs.supervision.controller import POLICY, Budget
-from halteres.runs.supervision.process_group import engine_of
+from halteres.runs.supervision.run_processes import engine_of
 
 RUN, OTHER = "3fa9c1d2", "3fa0aaaa"
 

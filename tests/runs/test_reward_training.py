@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halteres.config.policies import FILE, PolicyCap
+from halteres.config.operator_policy import FILE, PolicyCap
 from halteres.errors import Conflict, InvalidConfig, InvalidData, NotFound
 from halteres.models import TINY
 from halteres.observe.metrics import merge_by_step

@@ -436,7 +436,7 @@ async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothi
 async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.models.MAX_WAITING", 2)
+    monkeypatch.setattr("halteres.service.training_runs.MAX_WAITING", 2)
     model = await scene.model()
     waiting = [await passed(scene, model, seq) for seq in (2, 3)]
     status, answer = await scene.post("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
@@ -555,7 +555,7 @@ async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_
 async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.models.GAP_S", 0.05)
+    monkeypatch.setattr("halteres.service.training_runs.GAP_S", 0.05)
     model = await scene.model()
     waiting = [await passed(scene, model, seq) for seq in (2, 3)]
     async with asyncio.timeout(WAIT_S):

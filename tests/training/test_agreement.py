@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halteres.training.agreement import agreement
 from halteres.training.datums import Example
+from halteres.training.logprob_mismatch import agreement
 
 from . import standins
 

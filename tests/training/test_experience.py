@@ -10,7 +10,7 @@ import pytest
 
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
-from halteres.training.experience import GROUP_S, SEEN_S, BatchWait, SignsOfLife, Trajectories
+from halteres.training.batch_source import GROUP_S, SEEN_S, BatchWait, SignsOfLife, Trajectories
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.stopping import StopRequest
 from halteres.types import Batch

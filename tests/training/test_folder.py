@@ -10,7 +10,7 @@ import pytest
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.observe.metrics import append_row
-from halteres.training.experience import registration_of
+from halteres.training.batch_source import registration_of
 from halteres.training.folder import ResumePoint, RunFolder, Wiring
 
 WIRING = {"run_id": "r1", "service_url": "http://s", "api_url": "http://a", "run_dir": "/r", "base_model": "m"}

@@ -19,8 +19,8 @@ from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import rollouts_of, steps_of
 from halteres.text import load_tokenizer
+from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
-from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Pass, SentCall

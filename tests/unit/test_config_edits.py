@@ -9,7 +9,7 @@ import pytest
 
 from halteres.config.edits import Edit, nearest_setting, read_edit, short_name
 from halteres.config.files import Resolved, resolve_settings
-from halteres.config.policies import UNKNOWN_YET
+from halteres.config.operator_policy import UNKNOWN_YET
 from halteres.config.problem import LockedField, Problem, UnknownField
 from halteres.errors import InvalidConfig
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from halteres.config.files import resolve_settings
-from halteres.config.policies import DEFAULT, HERMES_COMPAT, Caps, Policy, PolicyCap, load_policy
+from halteres.config.operator_policy import DEFAULT, HERMES_COMPAT, Caps, Policy, PolicyCap, load_policy
 from halteres.config.problem import LockedField
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.projection import resolved as effective

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.fitting import clipped
 from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.tool import READS, Caller, Result, tool
+from halteres.agent.truncation import clipped
 from halteres.config import environ
-from halteres.config.policies import load_policy
+from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError
 from halteres.models import TINY, builtin_path
 from halteres.next_step import worded
 from halteres.runs.directory import active_runs
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import Check, attempt
 from halteres.runs.supervision.roles import WELL_KNOWN
 
@@ -31,9 +31,9 @@ MOST_MODELS, MOST_RUNS, MOST_PROBLEMS, PROBLEM_LENGTH = 6, 8, 3, 160
 """An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` show all."""
 
 
-def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
+def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     """Every finding, in the order in which a new user meets them; `found`: this machine, if it is known already."""
-    found = found or machine.look()
+    found = found or resources.look()
     version = sys.version.split()[0]
     yield Check(name="python", ok=sys.version_info >= (3, 11), found=version, remedy="3.11 or newer is needed.")
     for name in PACKAGES:
@@ -87,7 +87,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _described(found: machine.Machine) -> str:
+def _described(found: resources.Machine) -> str:
     free, total = found.memory.free, found.memory.total
     memory = f"{found.cores} cores, {_gb(free)} of {_gb(total)} GB memory free, "
     if found.unused_gpu is not None:
@@ -118,7 +118,7 @@ class Health(Result):
 @tool(title="Check the machine", hints=READS)
 def rl_health_check(caller: Caller) -> Health:
     """Look at this machine: is Halteres ready, which base models fit, what runs, which policy holds."""
-    found = machine.look()
+    found = resources.look()
     problems = [
         clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
         for check in machine_checks(found)
@@ -133,14 +133,14 @@ def rl_health_check(caller: Caller) -> Health:
         following = "mend the problems, then rl_health_check()"
     else:
         following = worded("rl_check_status", active[0]) if active else "rl_list_environments()"
-    gpu = found.gpu and {"name": found.gpu.name, "free_gb": machine.gb(found.gpu.memory.free)}
+    gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
         machine={
             "cores": found.cores,
-            "memory_gb": machine.gb(found.memory.total),
-            "free_gb": machine.gb(found.memory.free),
+            "memory_gb": resources.gb(found.memory.total),
+            "free_gb": resources.gb(found.memory.free),
             "gpu": gpu,
         },
         models=_brief(known_models(there=found)),

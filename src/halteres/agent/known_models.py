@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import models_home
-from halteres.runs.starting.machine import Workload, need
+from halteres.runs.starting.resources import Workload, need
 
 _COLUMNS = (*("family", "layers", "width", "feed", "vocabulary", "heads", "kv_heads", "head_width", "context", "tied"),)
 CATALOGUE: Mapping[str, ModelShape] = {
@@ -67,14 +67,14 @@ class KnownModel:
         return {name: getattr(self, name) for name in names} | ({"note": self.note} if self.note else {})
 
 
-def known_models(work: Workload = TYPICAL, there: machine.Machine | None = None) -> tuple[KnownModel, ...]:
+def known_models(work: Workload = TYPICAL, there: resources.Machine | None = None) -> tuple[KnownModel, ...]:
     """Every model that is here or well known, the smallest first.
 
     Args:
         work: the run that memory is reckoned for.
         there: the machine it is to fit; default: this one, now.
     """
-    there = there or machine.look()
+    there = there or resources.look()
     here = dict(_here())
     owned = {name.rpartition("/")[2].lower() for name in here}
     found = [_on_disk(name, folder, work, there) for name, folder in here.items()]
@@ -99,7 +99,7 @@ def _here() -> Iterator[tuple[str, Path]]:
     yield from ((name, folder) for name, folder in stored_models(models_home()) if folder.resolve() not in own)
 
 
-def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
+def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) -> KnownModel:
     try:
         return _sized(name, folder, read_shape(folder), work, there)
     except (OSError, ValueError) as error:
@@ -109,13 +109,13 @@ def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) ->
             parameters=0,
             size_gb=0.0,
             need_gb=0.0,
-            free_gb=machine.gb(there.model_memory.free),
+            free_gb=resources.gb(there.model_memory.free),
             fits="no",
             note=f"not whole: {error}",
         )
 
 
-def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine) -> KnownModel:
+def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: resources.Machine) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
     fits: Fits = "unknown" if free is None else "yes" if needed <= free else "no"
     note = "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"
@@ -127,7 +127,7 @@ def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, th
         parameters=shape.parameters,
         size_gb=round((shape.size_bytes or 2 * shape.parameters) / 1e9, 3),
         need_gb=round(needed / 1e9, 2),
-        free_gb=machine.gb(free),
+        free_gb=resources.gb(free),
         fits=fits,
         note=note,
     )

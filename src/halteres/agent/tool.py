@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
-from halteres.agent.fitting import LONGEST
+from halteres.agent.truncation import LONGEST
 from halteres.config import environ
 from halteres.errors import NotReady, UserError
 from halteres.next_step import NextStep

@@ -95,13 +95,13 @@ def quickstart(
 ) -> None:
     """Train the built-in model on arithmetic, on this machine, with no network and no key, and show what it learnt."""
     from halteres.config.files import resolve_settings
-    from halteres.runs.starting import machine
+    from halteres.runs.starting import resources
     from halteres.runs.starting.start import start_run
 
     typer.echo(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums instead of guessing."
     )
-    if (unused := machine.look().unused_gpu) is not None:
+    if (unused := resources.look().unused_gpu) is not None:
         typer.echo(
             f"It runs on the CPU: the engine's path for {unused.name} is not verified yet (HALTERES_DEVICE=cuda)."
         )

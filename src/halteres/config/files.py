@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from halteres.config.edits import ENVIRONMENT, Edit, read_edit
-from halteres.config.gathering import Gathering, Resolved
-from halteres.config.policies import Policy, load_policy
+from halteres.config.operator_policy import Policy, load_policy
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.projection import Sections, from_seed_format, is_seed_format
+from halteres.config.resolve import Gathering, Resolved
 from halteres.config.settings import SECTIONS, Settings, wiring_of
 from halteres.errors import InvalidConfig, NotFound, nearest, unknown
 

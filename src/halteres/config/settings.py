@@ -305,7 +305,7 @@ class TrainerSettings(Section):
 
 
 def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:
-    """A setting that breaks a rule beyond its own type; `config.gathering` makes a problem of it."""
+    """A setting that breaks a rule beyond its own type; `config.resolve` makes a problem of it."""
     facts = {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
     return PydanticCustomError("rule", "{rule}", facts)
 

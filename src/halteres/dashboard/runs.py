@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from halteres.agent.drafting.drafts import HEADLINE
-from halteres.agent.fitting import shortened
+from halteres.agent.truncation import shortened
 from halteres.agent.watching.logs import log_tail
 from halteres.agent.watching.look import failure_facts, in_force, look_at, why_no_batch
 from halteres.agent.watching.next_steps import next_after

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from halteres.engine.checks import array, check_tokens, check_vocabulary, first, tokens_of
-from halteres.engine.graphs.checked import check_custom
+from halteres.engine.loss_graphs.validation import check_custom
 from halteres.engine.protocol import Array, CustomLoss, Datum, DType, LossSpec, ModelInfo
 from halteres.errors import InvalidData
 from halteres.losses import CLIP_HIGH, CLIP_LOW, CUSTOM, LossKind, complete_settings, find_kind

@@ -12,7 +12,7 @@
 A frame is four bytes of length, then msgpack with raw tensor bytes. Arguments and results are read off the signatures
 of `Engine`. Calls reach the engine in the order in which they were made. A broken link fails every waiting call with
 EngineGone, and takes samples and streams with it; all other calls change something, and run to their end.
-A stream that is read slowly gets longer pieces (`pieces`): neither the link nor the engine waits for a reader.
+A stream that is read slowly gets longer pieces (`stream_buffer`): neither the link nor the engine waits for a reader.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import msgspec
 
 from halteres import errors
 from halteres.engine import checks, protocol
-from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import Engine, EngineGone, Piece, Samples, Trains
+from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 MAX_FRAME_BYTES = 2**31

@@ -56,7 +56,7 @@ class Datum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CustomLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss that a client wrote as a graph of operations: data, never code; `engine.graphs` says what it may hold."""
+    """A loss that a client wrote as a graph of operations: data, never code. `engine.loss_graphs` checks it."""
 
     inputs: tuple[tuple[str, int], ...]  # names and ranks (0, 1 or 2), `logprobs` first
     nodes: tuple[dict[str, Any], ...]  # in order: op, name, target, args, kwargs

@@ -22,7 +22,7 @@ from halteres.rewards.model_folder import Calibration, RewardFile, Side
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.rubrics import problems_of, read_data, read_rubric
 from halteres.rewards.scorer import Ensemble, Scorer
-from halteres.rewards.template import texts_of
+from halteres.rewards.tokenization import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from halteres.errors import InvalidData, NotFound
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.models.shape import read_shape, weight_files
-from halteres.rewards.template import ScoringTemplate
+from halteres.rewards.tokenization import ScoringTemplate
 from halteres.scores import REWARD_FILE, Output
 
 Device = Literal["auto", "cpu", "cuda"]

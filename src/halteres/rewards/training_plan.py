@@ -33,7 +33,7 @@ from halteres.rewards.preferences import (
     overlap,
     read_preferences,
 )
-from halteres.rewards.template import Rendered, ScoringTemplate, Truncation, template_for
+from halteres.rewards.tokenization import Rendered, ScoringTemplate, Truncation, template_for
 from halteres.text import Tokenizer
 
 TiePolicy = Literal["soft", "rao_kupper", "drop"]

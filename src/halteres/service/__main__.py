@@ -89,7 +89,7 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
 
 
 def note_end(file: Path, why: HalteresError) -> None:
-    """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.process_group`)."""
+    """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.run_processes`)."""
     log.error("%s", why)
     exit = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
     with suppress(OSError):  # the log has it

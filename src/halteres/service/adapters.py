@@ -22,15 +22,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from halteres.engine.graphs.checked import checked
+from halteres.engine.loss_graphs.validation import checked
 from halteres.engine.protocol import Adam, CustomLoss, LoraConfig, LossSpec, PassResult, StepResult, Trains
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, UserError, boundary
 from halteres.service.base import WeightsBudget
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.durable.tables import CUSTOM_LOSSES
 from halteres.service.fleet import Fleet, with_failover
-from halteres.service.models import Model, record_point
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
+from halteres.service.training_runs import Model, record_point
 from halteres.service.wire.bodies import CreateModel, OptimStep
 from halteres.service.wire.training import PASSES, PassRequest, Request, read_request
 

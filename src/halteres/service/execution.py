@@ -27,10 +27,10 @@ from halteres.service.checkpoints.peft_folders import FILES, copy_for_tinker
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal
-from halteres.service.models import Job, Model, record
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.sessions import Sessions
+from halteres.service.training_runs import Job, Model, record
 from halteres.service.wire.bodies import LoadWeights, SaveWeights
 from halteres.service.wire.results import write_pass
 from halteres.service.wire.training import PassRequest, Request

@@ -29,7 +29,6 @@ from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futur
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.execution import Training
 from halteres.service.fleet import Fleet
-from halteres.service.models import Job, Models
 from halteres.service.sampling.samplers import Samplers, sampler_id
 from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
@@ -37,6 +36,7 @@ from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.fair_queue import Threads
 from halteres.service.tenancy.limits import Allowances
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.training_runs import Job, Models
 from halteres.service.wire.training import Request, read_request
 from halteres.text import Tokenizer, load_tokenizer
 

@@ -21,7 +21,7 @@ from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.redaction import Redactor
 from halteres.text import load_tokenizer
-from halteres.training.experience import Trajectories, registration_of
+from halteres.training.batch_source import Trajectories, registration_of
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.folder import RunFolder
 from halteres.training.loop import close, keep, open_to_environments, train

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from halteres.config.settings import Settings, TrainerSettings
+from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
-from halteres.training.experience import Trajectories
 from halteres.training.failures import LossNotFinite
 from halteres.training.learner import Learner, Pass
 from halteres.training.objective import Objective

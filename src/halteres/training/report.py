@@ -18,7 +18,7 @@ from halteres.errors import boundary
 from halteres.observe.metrics import WriteFailed, append_row
 from halteres.redaction import Redactor
 from halteres.text import Tokenizer
-from halteres.training import agreement
+from halteres.training import logprob_mismatch
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder
 from halteres.training.learner import Checkpoint, Pass
@@ -212,7 +212,7 @@ class Report:
         append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
 
 
-def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
+def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.Metrics:
     """The metrics row of a step. Names: the seeds' (W&B), `spec/agent-tools.md` 1.9, and ours.
 
     Args:
@@ -223,7 +223,9 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> agreement.Metrics:
     examples, first = step.passes[0] if step.passes else ((), None)
     counts = _counts(step)
     loss = sum(passed.loss for _, passed in step.passes) if step.passes else None
-    agreed = agreement.agreement(examples, first.logprobs if first else (), None if step.tempered else step.version)
+    agreed = logprob_mismatch.agreement(
+        examples, first.logprobs if first else (), None if step.tempered else step.version
+    )
     return {
         "train/loss": loss,
         "train/loss_per_token": None if loss is None else loss / max(1, _num_trained(step)),
@@ -251,7 +253,7 @@ def _num_trained(step: Step) -> int:
     return sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
 
 
-def _rewards(training_batch: TrainingBatch, success_threshold: float) -> agreement.Metrics:
+def _rewards(training_batch: TrainingBatch, success_threshold: float) -> logprob_mismatch.Metrics:
     turns = training_batch.turns
     scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
     silent = [not training_batch.advantages_K[group_K == group].any() for group in np.unique(turns.group_E)]
@@ -286,7 +288,7 @@ def _ranks(values: FloatArray) -> FloatArray:
     return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
 
 
-def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
+def _advantages(training_batch: TrainingBatch) -> logprob_mismatch.Metrics:
     every = training_batch.advantages_K
     return {
         "advantages/mean": float(every.mean()),
@@ -298,7 +300,7 @@ def _advantages(training_batch: TrainingBatch) -> agreement.Metrics:
     }
 
 
-def _turns(step: Step, loss: float | None, agreed: agreement.Metrics) -> agreement.Metrics:
+def _turns(step: Step, loss: float | None, agreed: logprob_mismatch.Metrics) -> logprob_mismatch.Metrics:
     """Figures of episodes of several turns, by the names of the multi-turn seed; none where no group has turns.
 
     Four of them stand in every row under names of ours, too.
@@ -321,7 +323,7 @@ def _turns(step: Step, loss: float | None, agreed: agreement.Metrics) -> agreeme
     }
 
 
-def _counts(step: Step) -> agreement.Metrics:
+def _counts(step: Step) -> logprob_mismatch.Metrics:
     examples = step.training_batch.examples
     lags = [step.version - oldest for group in step.batch.groups for oldest, _ in group.versions]
     sampled = _sampled(step.batch)

@@ -32,7 +32,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from halteres.errors import Conflict, NotFound
-from halteres.trajectories import packing
+from halteres.trajectories import batch_selection
 from halteres.trajectories.posted_group import Problem, exceeds_batch, too_far
 from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing, Versions
 from halteres.trajectories.schema import BatchQuery, Registration
@@ -94,7 +94,7 @@ def has_gone_back(run: RunRecord) -> bool:
     return named and run.last is not None and run.last.step is not None and run.last.step > run.step
 
 
-def minima(state: State) -> list[packing.Minimum]:
+def minima(state: State) -> list[batch_selection.Minimum]:
     """Minimum shares of the next batch; without those that starved for longer than the operator waits."""
     now, patience_s = state.clock(), state.rules.min_share_patience_s
     asked = state.envs.minima(state.run.batch_size, now)
@@ -106,12 +106,12 @@ def minima(state: State) -> list[packing.Minimum]:
 def choose(state: State) -> list[GroupRecord] | None:
     """The groups of the next batch; None if none can be formed."""
     by_weight = state.shares.copy() if state.rules.composition == "weighted" else None
-    return packing.choose(state.queue, state.run.batch_size, minima(state), by_weight)
+    return batch_selection.choose(state.queue, state.run.batch_size, minima(state), by_weight)
 
 
-def starved(state: State) -> packing.Minimum | None:
+def starved(state: State) -> batch_selection.Minimum | None:
     """The minimum share that holds every batch back."""
-    return packing.unmet(state.queue, state.run.batch_size, minima(state))
+    return batch_selection.unmet(state.queue, state.run.batch_size, minima(state))
 
 
 def is_ready(state: State) -> bool:
@@ -123,7 +123,7 @@ def is_ready(state: State) -> bool:
         return True
     if state.queue.num_sequences < batch_size or starved(state):
         return False
-    return packing.can_add_up(state.queue.num_by_size, batch_size)
+    return batch_selection.can_add_up(state.queue.num_by_size, batch_size)
 
 
 def next_batch(state: State, query: BatchQuery) -> Delivery | None:
@@ -153,7 +153,7 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
         return _hand_out(state, back.groups, query, version)
     for asked in state.envs.minima(state.run.batch_size, now):
         env = state.envs.by_id[asked.env_id]
-        starves = packing.unmet(state.queue, state.run.batch_size, [asked]) is not None
+        starves = batch_selection.unmet(state.queue, state.run.batch_size, [asked]) is not None
         env.starving_since = (env.starving_since or now) if starves else None
     chosen = choose(state)
     return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)

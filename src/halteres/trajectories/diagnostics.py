@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from halteres.observe.prometheus import Metric, text_of
-from halteres.trajectories import batches, packing
+from halteres.trajectories import batch_selection, batches
 from halteres.trajectories.environments import Environment
 from halteres.trajectories.posted_group import LARGEST_ENV_ID
 from halteres.trajectories.records import OPEN, Standing
@@ -130,7 +130,7 @@ def allowance(state: State, env: Environment) -> int:
     polling = state.envs.polling(state.clock())
     if missing >= size:
         return min(missing // size, math.ceil(missing / (size * max(1, len(polling)))))
-    useful = packing.can_ever_add_up({other.group_size for other in (*polling, env)}, run.batch_size)
+    useful = batch_selection.can_ever_add_up({other.group_size for other in (*polling, env)}, run.batch_size)
     return 1 if useful and not batches.is_ready(state) else 0
 
 
@@ -262,7 +262,7 @@ def _shortfall(state: State) -> Iterator[Reason]:
     have, need, now = state.queue.num_sequences, state.run.batch_size, state.clock()
     live = state.envs.live(now)
     sizes = sorted({env.group_size for env in live if env.group_size} | set(state.queue.num_by_size))
-    if sizes and not packing.can_ever_add_up(sizes, need):
+    if sizes and not batch_selection.can_ever_add_up(sizes, need):
         several = " and ".join(map(str, sizes))
         text = f"Groups of {several} sequences never add up to a batch of {need}; choose sizes that do."
         yield _reason("size_cannot_pack", text, sizes=sizes, batch=need)
@@ -275,7 +275,7 @@ def _shortfall(state: State) -> Iterator[Reason]:
                 text += f"; '{last.record.name}' was the last to be heard of, {silent_s:.0f} s ago"
             text += "."
         yield _reason("too_few_sequences", text, have=have, need=need)
-    elif not packing.can_add_up(state.queue.num_by_size, need):
+    elif not batch_selection.can_add_up(state.queue.num_by_size, need):
         text = f"{have} sequences are queued, but no choice of their groups has exactly {need}; more groups will do."
         yield _reason("size_cannot_pack", text, sizes=sorted(state.queue.num_by_size), batch=need)
 

@@ -132,11 +132,11 @@ class Shares:
         self._floor = 0.0  # whoever was idle goes on from here
 
     def rank(self, env_id: EnvId) -> float:
-        """See `packing.Order`."""
+        """Virtual time at which this environment's next group begins: the lowest goes first."""
         return max(self._tags.get(env_id, 0.0), self._floor)
 
     def took(self, env_id: EnvId, size: int) -> None:
-        """See `packing.Order`."""
+        """Count so many sequences of an environment: the larger its weight, the less they move it back."""
         self._tags[env_id] = self.rank(env_id) + size / self._weight(env_id)
 
     def formed(self, groups: Iterable[tuple[EnvId, int]]) -> None:

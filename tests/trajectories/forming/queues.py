@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from halteres.trajectories.packing import Minimum
+from halteres.trajectories.batch_selection import Minimum
 from halteres.trajectories.queue import Queue
 from halteres.trajectories.records import GroupRecord, Place, Versions
 

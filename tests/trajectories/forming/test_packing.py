@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.packing import choose, unmet
+from halteres.trajectories.batch_selection import choose, unmet
 from halteres.trajectories.queue import Lane, Queue
 from halteres.trajectories.records import GroupRecord
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.packing import can_ever_add_up, choose, unmet
+from halteres.trajectories.batch_selection import can_ever_add_up, choose, unmet
 
 from .queues import Queued, filled, minima, queues
 

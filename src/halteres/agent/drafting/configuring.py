@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from halteres.agent.drafting import drafts
-from halteres.agent.fitting import echoed, nonempty, shortened, significant
 from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
+from halteres.agent.truncation import echoed, nonempty, shortened, significant
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.files import Resolved
-from halteres.config.gathering import STEPS
-from halteres.config.policies import DEFAULT, how_to_unlock, load_policy, policy_lock
+from halteres.config.operator_policy import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.program import last_failure
+from halteres.config.resolve import STEPS
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
@@ -315,9 +315,9 @@ def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
     from halteres.agent.known_models import known_models
-    from halteres.runs.starting import machine
+    from halteres.runs.starting import resources
 
-    return known_models(machine.workload_of(settings), machine.look(settings.inference.device))
+    return known_models(resources.workload_of(settings), resources.look(settings.inference.device))
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.fitting import echoed
 from halteres.agent.tool import Caller
+from halteres.agent.truncation import echoed
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,
@@ -34,7 +34,7 @@ from halteres.config.discovery import (
 )
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, resolve_settings, settings_schema
-from halteres.config.policies import Lock, is_own_wiring, load_policy, locks_beside, variant_lock
+from halteres.config.operator_policy import Lock, is_own_wiring, load_policy, locks_beside, variant_lock
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
 from halteres.config.program import Description, EnvironmentProgram, describe, program_of
 from halteres.config.projection import Sources

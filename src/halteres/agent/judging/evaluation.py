@@ -21,10 +21,10 @@ from pydantic import Field
 
 from halteres import process
 from halteres.agent.drafting.drafts import described, load_draft
-from halteres.agent.fitting import nonempty
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
+from halteres.agent.truncation import nonempty
 from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.fitting import clipped, nonempty, shortened
 from halteres.agent.tool import READS, Caller, Result, RunId, ShortNames, chosen_run, tool
+from halteres.agent.truncation import clipped, nonempty, shortened
 from halteres.agent.watching.headline import (
     CORRECT,
     GREEDY,

@@ -21,10 +21,10 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.fitting import nonempty
 from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
+from halteres.agent.truncation import nonempty
 from halteres.agent.watching.headline import rounded
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, UserError

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.fitting import nonempty, shortened, shortened_item, size_of
 from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
+from halteres.agent.truncation import nonempty, shortened, shortened_item, size_of
 from halteres.agent.watching.headline import rounded
 from halteres.agent.watching.look import look_at
 from halteres.agent.watching.next_steps import next_after

@@ -25,10 +25,10 @@ from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, L
 from halteres.errors import HalteresError
 from halteres.files import replace_file
 from halteres.process import usable_cores
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import RunModel
-from halteres.runs.starting.machine import DECODE_ROWS, PASS_TOKENS, Workload
 from halteres.runs.starting.preflight import Plan
+from halteres.runs.starting.resources import DECODE_ROWS, PASS_TOKENS, Workload
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Engine:
         folder = Path(self.model.tokenizer)
         written = (folder / "config.json").stat().st_mtime_ns
         computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"
-        return f"{folder}@{written}/{computed}/{machine.look(self.device).mark}"
+        return f"{folder}@{written}/{computed}/{resources.look(self.device).mark}"
 
 
 def remembered(engine: Engine) -> Speed | None:

@@ -19,8 +19,8 @@ from halteres.agent.starting import engine_speed
 from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
-from halteres.runs.starting.machine import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need, workload_of
 from halteres.runs.starting.preflight import Ground, Plan, examine_reward_models
+from halteres.runs.starting.resources import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need, workload_of
 from halteres.runs.starting.reward_models import server_bytes
 
 

@@ -17,7 +17,7 @@ from halteres.agent import table
 from halteres.agent.call import call
 from halteres.agent.tool import Caller, Tool
 from halteres.config import environ
-from halteres.config.policies import load_policy
+from halteres.config.operator_policy import load_policy
 from halteres.errors import InvalidConfig
 
 P = ParamSpec("P")

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.fitting import nonempty, shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
+from halteres.agent.truncation import nonempty, shortened
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers

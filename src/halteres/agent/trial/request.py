@@ -20,7 +20,7 @@ import msgspec
 from halteres.agent.drafting.drafts import Draft, described
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
-from halteres.config.policies import load_policy
+from halteres.config.operator_policy import load_policy
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError

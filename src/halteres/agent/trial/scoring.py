@@ -16,9 +16,9 @@ import yaml
 from pydantic import Field
 
 from halteres.agent.drafting import drafts
-from halteres.agent.fitting import nonempty, shortened
 from halteres.agent.tool import READS, Caller, Draft, LongArguments, Result, tool
 from halteres.agent.trial.request import Request
+from halteres.agent.truncation import nonempty, shortened
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram
 from halteres.config.sandboxed_process import run_caught

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.fitting import clipped
 from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
+from halteres.agent.truncation import clipped
 from halteres.agent.watching.look import Look, look_at
 from halteres.agent.watching.next_steps import next_after
 from halteres.errors import UserError, unknown

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.fitting import clipped, significant
+from halteres.agent.truncation import clipped, significant
 from halteres.clients import plain
 from halteres.config import environ
 from halteres.errors import HalteresError

@@ -18,15 +18,15 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
-from halteres.agent.fitting import clipped, significant
 from halteres.agent.tool import READS, Caller, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
+from halteres.agent.truncation import clipped, significant
 from halteres.agent.watching.headline import CORRECT, rounded
 from halteres.agent.watching.logs import log_tail
 from halteres.agent.watching.look import Look, alert_rows, failure_facts, look_at, sink_facts, wandb_names, why_no_batch
 from halteres.agent.watching.next_steps import next_after, until_it_ends
 from halteres.agent.watching.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
-from halteres.config.policies import load_policy
+from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError, NotReady, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import worded

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.pieces import joined
 from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.stream_buffer import joined
 
 END_SHARE = 1 / 16
 """Probability of the end token after any token, so that tests see answers that stop and answers that are cut."""

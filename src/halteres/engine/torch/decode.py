@@ -21,18 +21,18 @@ from halteres.engine.protocol import TopK
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
-from halteres.engine.torch.choose import Chosen, Shaping, choose
+from halteres.engine.torch.decode_slots import COLUMNS, Place, RowBlock, Rows
 from halteres.engine.torch.forward import head_logits, hidden_states
 from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.matmul import LEAST_ROWS
 from halteres.engine.torch.memory import attempt
-from halteres.engine.torch.mixture import Mixture
 from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
 from halteres.engine.torch.rng import as_seed, uniforms
-from halteres.engine.torch.rows import COLUMNS, Place, RowBlock, Rows
 from halteres.engine.torch.scores import Share, score_prompt
+from halteres.engine.torch.token_sampling import Chosen, Shaping, choose
 from halteres.errors import UserError
 
 
@@ -72,7 +72,7 @@ class DecodeBatch:
     def __init__(self, base: BaseModel, limits: Limits, memory: CacheMemory) -> None:
         self.base, self.limits = base, limits
         self._memory, self.rows = memory, Rows(memory)
-        self.mixture = Mixture(base, limits.mixture_bytes)
+        self.mixture = MultiLora(base, limits.mixture_bytes)
         self._entered: list[Place] = []  # not prefilled yet
 
     @property

@@ -22,7 +22,6 @@ import torch
 
 from halteres.engine.checks import check_sampling, check_streamed, check_weights, tokens_of
 from halteres.engine.folders import digest
-from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import (
     Adam,
     BaseType,
@@ -41,8 +40,8 @@ from halteres.engine.protocol import (
     Weights,
 )
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
+from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Snapshot
-from halteres.engine.torch.checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.limits import PLACE, Limits, PassBudget
 from halteres.engine.torch.loading import load_base
@@ -51,8 +50,9 @@ from halteres.engine.torch.memory import attempt, free_for_cache
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass
+from halteres.engine.torch.peft_checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
 from halteres.engine.torch.worker import Call, Slices, Worker
 from halteres.errors import Conflict, HalteresError, NotFound
 from halteres.text import load_tokenizer
@@ -96,7 +96,7 @@ class TorchEngine:
         self._adapters: dict[str, Adapter] = {}
         self._budgets: dict[str, PassBudget] = {}  # one for each: what one finds out moves no bit of another
         self._snapshots: dict[str, Snapshot] = {}
-        self._worker = Worker(Sampler(self._base, self._limits), threads, self._limits)
+        self._worker = Worker(Scheduler(self._base, self._limits), threads, self._limits)
         self._files = Files()
 
     async def info(self) -> ModelInfo:

@@ -25,8 +25,8 @@ from torch import Tensor
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import MergedType, Saved
 from halteres.engine.torch.adapter import Checkpoint
-from halteres.engine.torch.checkpoint import read_checkpoint
 from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.peft_checkpoint import read_checkpoint
 from halteres.errors import InvalidData, NotFound
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

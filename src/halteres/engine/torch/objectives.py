@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import loss_not_finite
-from halteres.engine.torch.data import MicroBatch
 from halteres.engine.torch.losses import Inputs, Loss, Settings
+from halteres.engine.torch.micro_batches import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from halteres.engine.datums import settled
 from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter
 from halteres.engine.torch.attention import Attention, Causal
-from halteres.engine.torch.data import Example, MicroBatch, micro_batches, read_examples
 from halteres.engine.torch.forward import hidden_states, target_logprobs
-from halteres.engine.torch.graphs.custom import CustomObjective
 from halteres.engine.torch.heads import Grid, Heads
 from halteres.engine.torch.limits import PassBudget
 from halteres.engine.torch.lora import Adaptation, Lora, LoraWeights
+from halteres.engine.torch.loss_graphs.custom import CustomObjective
 from halteres.engine.torch.losses import LOSSES
 from halteres.engine.torch.memory import is_out_of_memory, let_go
+from halteres.engine.torch.micro_batches import Example, MicroBatch, micro_batches, read_examples
 from halteres.engine.torch.model import BaseModel, Projection
 from halteres.engine.torch.objectives import Objective, PerToken, Value
 from halteres.engine.torch.trie import Asked, joins, trie_attention

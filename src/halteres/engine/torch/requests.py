@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from halteres.engine.checks import bytes_of
-from halteres.engine.pieces import PieceQueue, end_to_end
 from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.stream_buffer import PieceQueue, end_to_end
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.scores import PromptScores
 

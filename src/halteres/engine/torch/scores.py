@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import array
-from halteres.engine.pieces import end_to_end
 from halteres.engine.protocol import Array, SamplingParams, TopK, Wanted
+from halteres.engine.stream_buffer import end_to_end
 from halteres.engine.torch.cache import round_up
-from halteres.engine.torch.choose import COLDEST, inverted, most_likely, tempered
 from halteres.engine.torch.forward import head_logits
 from halteres.engine.torch.lora import Adaptations
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.rng import as_seed, uniforms
+from halteres.engine.torch.token_sampling import COLDEST, inverted, most_likely, tempered
 
 CHUNK_STEP = 8
 """Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""

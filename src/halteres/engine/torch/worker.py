@@ -33,7 +33,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import IDLE_S, FreedMemory, attempt
 from halteres.engine.torch.passes import PendingBatch, compute_together
 from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.sampler import Sampler
+from halteres.engine.torch.scheduler import Scheduler
 from halteres.errors import HalteresError
 
 Slices = Generator[Future[Any] | PendingBatch | None, None, Any]
@@ -82,7 +82,7 @@ def closed_error() -> HalteresError:
 class Worker:
     """Runs calls and decode steps until closed."""
 
-    def __init__(self, sampler: Sampler, threads: int, limits: Limits) -> None:
+    def __init__(self, sampler: Scheduler, threads: int, limits: Limits) -> None:
         self._sampler, self._threads, self._turn_steps = sampler, threads, limits.turn_steps
         self._most_together = (
             limits.pass_tokens

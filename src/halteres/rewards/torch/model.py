@@ -35,7 +35,7 @@ from halteres.rewards.model_folder import (
     read_reward_file,
     write_reward_file,
 )
-from halteres.rewards.template import Rendered, ScoringTemplate, padding_token, template_for
+from halteres.rewards.tokenization import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
 from halteres.rewards.torch.network import ADAPTER_CONFIG, ScoringNetwork, open_network, read_adapter_config
 from halteres.rewards.torch.training_process import checkpoints

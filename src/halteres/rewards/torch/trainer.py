@@ -28,7 +28,7 @@ from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.rewards.model_folder import RewardFile, read_reward_file
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.template import ScoringTemplate, padding_token, template_for, texts_of
+from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for, texts_of
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
 from halteres.rewards.torch.model import MAX_PROBES, UNSHARED, RewardModel, model_place

@@ -401,7 +401,8 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
 def logprob_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Sampler and trainer no longer compute the same function: on tokens of one policy version they must agree.
 
-    The bound is for fp32, on the 99.9th percentile (`halteres.training.agreement`); the built-in model differs by 0.
+    The bound is for fp32, on the 99.9th percentile (`halteres.training.logprob_mismatch`); the built-in model
+    differs by 0.
     """
     apart, most = number(row, "logprobs/absdiff_p999"), 3e-5
     if apart is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.config import environ
-from halteres.config.policies import Policy, PolicyCap, how_to_unlock, over_cap
+from halteres.config.operator_policy import Policy, PolicyCap, how_to_unlock, over_cap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
@@ -24,9 +24,9 @@ from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.rewards.rubrics import read_rubric
 from halteres.runs.directory import RunDirectory, active_runs
 from halteres.runs.reading.failures import DiskFull
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import RunModel, given_model, own_model
-from halteres.runs.starting.machine import Workload, workload_of
+from halteres.runs.starting.resources import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
 from halteres.runs.starting.reward_models import (
     FIELDS,
@@ -209,15 +209,15 @@ def check_keys(policy: Policy) -> None:
 
 def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     """Of the GPU where the engine will use one; `beside`: bytes of the run's reward server."""
-    there, work = machine.look(plan.settings.inference.device), plan.demands
+    there, work = resources.look(plan.settings.inference.device), plan.demands
     name = "gpu memory" if there.gpu and shape else "memory"
     free = (there.model_memory if shape else there.memory).free
-    batch_bytes = machine.batch_bytes(work)
-    needed = machine.OTHERS_BYTES + batch_bytes
+    batch_bytes = resources.batch_bytes(work)
+    needed = resources.OTHERS_BYTES + batch_bytes
     if shape is not None:
-        needed = machine.need(shape, work, on_gpu=there.gpu is not None).total
+        needed = resources.need(shape, work, on_gpu=there.gpu is not None).total
     needed += beside if name == "memory" else 0  # a reward server computes on the CPU
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    figures = {"need_gb": resources.gb(needed), "free_gb": resources.gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
     what = f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
@@ -238,8 +238,8 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
         count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-        needed += count * 3 * machine.NUMBER * adapter_numbers(shape, trainer.lora_rank)
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+        needed += count * 3 * resources.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+    figures = {"need_gb": resources.gb(needed), "free_gb": resources.gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)
     failure = DiskFull(

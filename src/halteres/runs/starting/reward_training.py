@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halteres.config.policies import Policy, load_policy, over_cap
+from halteres.config.operator_policy import Policy, load_policy, over_cap
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
-from halteres.runs.starting import machine
+from halteres.runs.starting import resources
 from halteres.runs.starting.base_model import find_folder
 from halteres.runs.starting.preflight import TooLarge, check_keys
 from halteres.runs.starting.start import SUPERVISOR, begin_run, write_run
@@ -151,13 +151,13 @@ def _checked(forecast: Forecast) -> Forecast:
     if problem is not None:
         remedy = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
         raise replace(problem, field="max_steps").alone(remedy)
-    free, needed_gb = machine.look().memory.free, forecast.memory_gb
+    free, needed_gb = resources.look().memory.free, forecast.memory_gb
     if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(
             f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
             "Weights, gradients and two moments of each are held at once.",
             "Train an adapter (lora), lower max_tokens_per_forward, or take a smaller model.",
             need_gb=needed_gb,
-            free_gb=machine.gb(free),
+            free_gb=resources.gb(free),
         )
     return forecast

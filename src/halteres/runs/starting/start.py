@@ -21,7 +21,7 @@ from typing import Protocol
 import yaml
 
 from halteres.config import environ
-from halteres.config.policies import Policy, load_policy
+from halteres.config.operator_policy import Policy, load_policy
 from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format, wired
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from halteres.config.control import Mode, read_stop_request, write_stop_request
-from halteres.config.policies import Policy
+from halteres.config.operator_policy import Policy
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail
@@ -37,7 +37,8 @@ from halteres.runs.reading.evaluations import CORRECT
 from halteres.runs.reading.progress import Alert
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
-from halteres.runs.supervision.process_group import (
+from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
+from halteres.runs.supervision.run_processes import (
     EngineBack,
     EngineGone,
     Exited,
@@ -48,7 +49,6 @@ from halteres.runs.supervision.process_group import (
     engine_of,
     engines,
 )
-from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
 from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger(__name__)

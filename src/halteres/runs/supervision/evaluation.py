@@ -27,7 +27,7 @@ from halteres.rewards.panel import PROXY, shares
 from halteres.runs.measurement import command, strike_keys_out
 from halteres.runs.reading.evaluations import figures_of
 from halteres.runs.reading.failures import how, reason
-from halteres.runs.supervision.process_group import spawn
+from halteres.runs.supervision.run_processes import spawn
 from halteres.runs.supervision.state_writer import StateWriter
 
 WITHIN_S = 1800.0

@@ -37,9 +37,9 @@ from halteres.service.answers import body_of, page_of, read_body, route, timesta
 from halteres.service.checkpoints.paths import checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints.peft_folders import CARD, FILES
 from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.models import Model, model_id_of, record
 from halteres.service.service import Service
 from halteres.service.tenancy.tenants import Tenant, tenant_of
+from halteres.service.training_runs import Model, model_id_of, record
 from halteres.service.wire import bodies
 
 RUN = "/api/v1/training_runs/{run_id}"

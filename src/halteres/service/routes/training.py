@@ -22,11 +22,11 @@ from halteres.losses import STABLE_REINFORCE
 from halteres.service.answers import answer, body_of, read_body, route
 from halteres.service.durable import futures
 from halteres.service.durable.journal import Entry, new_id
-from halteres.service.models import Job, Model, model_id_of
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
 from halteres.service.service import Service
 from halteres.service.tenancy.fair_queue import LONG
 from halteres.service.tenancy.tenants import Tenant, tenant_of
+from halteres.service.training_runs import Job, Model, model_id_of
 from halteres.service.wire import bodies, codec
 from halteres.service.wire.results import as_json
 from halteres.service.wire.training import (

@@ -15,10 +15,10 @@ from halteres.service.base import BaseModel
 from halteres.service.checkpoints.store import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.durable.tables import SAMPLERS
-from halteres.service.models import Model, Models
 from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshots
 from halteres.service.sessions import Session, Sessions
 from halteres.service.tenancy.tenants import Tenant
+from halteres.service.training_runs import Model, Models
 
 KEPT_VERSIONS = MOST_PINNED + 1  # weights of a run that can be asked for by their policy version
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from halteres.engine import protocol
-from halteres.engine.pieces import PieceQueue
 from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingParams, TopK, Wanted
+from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
 from halteres.service.durable.journal import Drawn, Recorded

@@ -24,7 +24,7 @@ from halteres.files import linked
 from halteres.service.base import WeightsBudget
 from halteres.service.checkpoints.store import Checkpoint
 from halteres.service.fleet import Fleet, with_failover
-from halteres.service.models import Model
+from halteres.service.training_runs import Model
 
 MAX_SPILLED = 32
 """Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""

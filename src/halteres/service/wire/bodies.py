@@ -190,7 +190,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class CreateCustomLoss(msgspec.Struct, kw_only=True):
-    """POST create_custom_loss. What the graph may hold, `engine.graphs` says."""
+    """POST create_custom_loss. What the graph may hold, `engine.loss_graphs` says."""
 
     session_id: str
     custom_loss_seq_id: Counter

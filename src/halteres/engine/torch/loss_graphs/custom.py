@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import LossNotFinite
-from halteres.engine.graphs.checked import Node, check_custom, returned
+from halteres.engine.loss_graphs.validation import Node, check_custom, returned
 from halteres.engine.protocol import CustomLoss
-from halteres.engine.torch.data import Example, MicroBatch
-from halteres.engine.torch.graphs.call import Call
+from halteres.engine.torch.loss_graphs.call import Call
+from halteres.engine.torch.micro_batches import Example, MicroBatch
 from halteres.engine.torch.objectives import Value, Valuing
 from halteres.errors import InvalidData, boundary
 

@@ -1,7 +1,7 @@
 """One operation of a custom loss's graph: its function, its arguments, its result.
 
-Owns: for each name of `engine.graphs.names` the one function that is called; arguments decoded; what a result will be
-like, told before it is made by running the operation on tensors without data ("meta").
+Owns: for each name of `engine.loss_graphs.names` the one function that is called; arguments decoded; what a
+result will be like, known before it is made by running the operation on tensors without data ("meta").
 Never: runs off the CPU, where an index out of range ends the process; decides what is too much (`custom` does).
 """
 
@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from halteres.engine.graphs.checked import Node
-from halteres.engine.graphs.names import ELEMENTWISE, FACTORIES, KEYWORDS
-from halteres.engine.torch.graphs import guards
-from halteres.engine.torch.graphs.guards import Function
+from halteres.engine.loss_graphs.names import ELEMENTWISE, FACTORIES, KEYWORDS
+from halteres.engine.loss_graphs.validation import Node
+from halteres.engine.torch.loss_graphs import guards
+from halteres.engine.torch.loss_graphs.guards import Function
 
 _ELEMENTWISE: tuple[Function, ...] = (
     torch.abs, torch.acos, torch.acosh, torch.asin, torch.asinh, torch.atan, torch.atan2, torch.atanh, torch.ceil,

@@ -21,7 +21,7 @@ from halteres.config.edits import (
     odd_numbers,
     switch_refused,
 )
-from halteres.config.policies import (
+from halteres.config.operator_policy import (
     Policy,
     is_same_value,
     over_cap,

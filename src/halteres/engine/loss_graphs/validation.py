@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.engine.graphs.names import ATTRIBUTES, DTYPES, FUNCTIONS, KEYWORDS, METHODS, OFF, PLACEMENT
+from halteres.engine.loss_graphs.names import ATTRIBUTES, DTYPES, FUNCTIONS, KEYWORDS, METHODS, OFF, PLACEMENT
 from halteres.engine.protocol import CustomLoss
 from halteres.errors import InvalidData, nearest
 

@@ -1,6 +1,6 @@
 """The operations of a custom loss's graph, by the names they have on the wire.
 
-Owns: that list; `engine/torch/graph_operations.py` has the functions behind the names, and nothing else is ever called.
+Owns: that list; `engine/torch/loss_graphs/call.py` has the functions behind the names, and nothing else is ever called.
 Never: holds what changes its arguments, makes random numbers, leaves torch, or reads memory that nobody wrote; what
 has a result whose size nobody can tell beforehand; what needs a matrix decomposition.
 

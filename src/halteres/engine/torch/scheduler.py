@@ -21,11 +21,11 @@ from itertools import count
 from halteres.engine.checks import EngineOutOfMemory
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, PrefixCache, slot_length
 from halteres.engine.torch.decode import DecodeBatch
+from halteres.engine.torch.decode_slots import Rows
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.requests import Row, SampleRequest
-from halteres.engine.torch.rows import Rows
 from halteres.errors import HalteresError
 
 
@@ -99,7 +99,7 @@ class Admission:
         return slot_length(length + 1, self._base.context)
 
 
-class Sampler:
+class Scheduler:
     """The waiting requests and the running batch."""
 
     def __init__(self, base: BaseModel, limits: Limits) -> None:

@@ -34,7 +34,7 @@ ROW_STEP, SLOT_STEP = 4, 4
 """Rows of a batched matmul, and slots, are multiples of these."""
 
 
-class Mixture:
+class MultiLora:
     """The snapshots that decode together."""
 
     def __init__(self, base: BaseModel, most_bytes: int) -> None:
