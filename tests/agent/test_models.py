@@ -58,7 +58,7 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     memory = resources.Memory(total=free, free=free)
-    monkeypatch.setattr(models.machine, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None))
+    monkeypatch.setattr(models.resources, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None))
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:

@@ -98,6 +98,11 @@ class Adapter:
         self._base_norm: float | None = None  # of the weights that it adapts; they never change
         self.weights = _leaves(layout, flat, self._pass_gradient)
 
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """What the next step would apply, by PEFT's names: views."""
+        return self.layout.named(self._gradient)
+
     def begin_pass(self) -> None:
         """Forget what an unfinished pass left."""
         self._pass_gradient.zero_()

@@ -32,8 +32,8 @@ QUERY_BLOCK = 32
 """Queries of one block of a causal pass: it sees no key after its last one. 32 is fastest (24 to 192 were tried)."""
 
 WIDENED = 1 << 18
-"""Keys' numbers of a bfloat16 cache that are fp32 at once: they stay in a core's cache (whole blocks: 4 times as slow;
-reading fp32 from main memory takes as long)."""
+"""How many numbers of a bfloat16 cache are converted to fp32 at once: so few stay in a core's own cache. Whole blocks
+were 4 times as slow; these are as fast as an fp32 cache in main memory."""
 
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
@@ -115,29 +115,31 @@ class Causal:
 
     def __init__(self, grid: Grid) -> None:
         self._rows = grid.rows
+        self._lengths: flash.Lengths | None = None  # of a GPU's kernels, made once for all layers
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
         q_XGTW = heads.q_XGTW
+        if q_XGTW.dtype == torch.bfloat16:
+            return self._flash(heads)
         if q_XGTW.device.type == "cpu":
             out_XGTW = _CausalBlocks.apply(q_XGTW, heads.k_XTW, heads.v_XTW)
-        elif q_XGTW.dtype == torch.float32:  # not verified on a GPU yet
-            k_X1TW, v_X1TW = heads.k_XTW.unsqueeze(1), heads.v_XTW.unsqueeze(1)
-            out_XGTW = F.scaled_dot_product_attention(q_XGTW, k_X1TW, v_X1TW, is_causal=True, enable_gqa=True)
-        else:
-            return self._end_to_end(heads)
+        else:  # not verified on a GPU; with enable_gqa fp32 would have only the kernel that keeps all scores
+            k_XGTW, v_XGTW = (x_XTW.unsqueeze(1).expand_as(q_XGTW) for x_XTW in (heads.k_XTW, heads.v_XTW))
+            out_XGTW = F.scaled_dot_product_attention(q_XGTW, k_XGTW, v_XGTW, is_causal=True)
         assert isinstance(out_XGTW, Tensor)  # noqa: S101 - for the type checker
         return self._merged(out_XGTW)
 
-    def _end_to_end(self, heads: Heads) -> Tensor:
-        """On a GPU: rows as sequences of one length."""
+    def _flash(self, heads: Heads) -> Tensor:
+        """Rows as sequences of one length, for a GPU's kernels. Not verified on a GPU."""
         length, width = heads.k_XTW.shape[1:]
         q_IHW, k_IKW, v_IKW = (
             part.view(self._rows, -1, length, width).transpose(1, 2).flatten(0, 1)
             for part in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
         )
-        lengths = flash.Lengths.of([length] * self._rows, [length] * self._rows, q_IHW.device)
-        return flash.attend(q_IHW, k_IKW, v_IKW, lengths).flatten(1)
+        if self._lengths is None:
+            self._lengths = flash.Lengths.of([length] * self._rows, [length] * self._rows, q_IHW.device)
+        return flash.attend(q_IHW, k_IKW, v_IKW, self._lengths).flatten(1)
 
     def _merged(self, out_XGTW: Tensor) -> Tensor:
         """Heads side by side again."""
@@ -224,7 +226,8 @@ class _BlockRead:
         if k_XLW.dtype == torch.float32:
             return weighted(weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)
         out_XMW = torch.empty_like(q_XMW) if out_XMW is None else out_XMW
-        size = max(1, WIDENED // (k_XLW.shape[1] * k_XLW.shape[2]))
+        on_cpu = k_XLW.device.type == "cpu"
+        size = max(1, WIDENED // (k_XLW.shape[1] * k_XLW.shape[2])) if on_cpu else len(k_XLW)
         parts = (x.split(size) for x in (q_XMW, k_XLW, v_XLW, self.mask_X1L, out_XMW))
         for q_CMW, k_CLW, v_CLW, mask_C1L, out_CMW in zip(*parts, strict=True):
             weighted(weights(q_CMW, k_CLW.float(), mask_C1L), v_CLW.float(), out_CMW)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from halteres.engine.checks import check_sampling, check_streamed, check_weights, tokens_of
 from halteres.engine.folders import digest
@@ -80,7 +81,8 @@ class TorchEngine:
             limits: other than the usual ones.
             device: `cpu` or `cuda` (`device.usable_device` says which).
             cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
-            dtype: of the base weights and of their matmuls; adapters, gradients, attention and logits are fp32 anyhow.
+            dtype: of the base weights, their matmuls, and the keys and values that are kept; adapters, gradients,
+                softmax and logits are fp32 anyhow.
 
         Raises:
             NotFound: no model there.
@@ -245,6 +247,10 @@ class TorchEngine:
             self._budgets.pop(name, None)
 
         await self._call("drop", (name,), forget)
+
+    def gradient(self, adapter: str) -> dict[str, Tensor]:
+        """What the adapter's next step would apply, by PEFT's names; while no call of it is under way."""
+        return self._adapter(adapter).gradient
 
     async def close(self) -> None:
         """See `Engine`."""

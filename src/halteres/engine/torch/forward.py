@@ -35,7 +35,7 @@ def hidden_states(
 ) -> Tensor:
     """The final, normalised hidden state of every token, N x D, in the type of the base's weights.
 
-    The residual stream, norms and attention are fp32. `recompute`: for the backward, each layer keeps its input alone
+    The residual stream, norms and softmax are fp32. `recompute`: for the backward, each layer keeps its input alone
     and is computed once more there, to the same bits (of models that transformers computes, layers keep everything).
     """
     if isinstance(base, TransformersModel):

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from halteres.engine.torch.fused import FusedModel
 from halteres.engine.torch.model import BaseModel
 
 PLACE = 1024
@@ -20,6 +23,12 @@ GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
 
 RECOMPUTED_BYTES = 20_000_000_000
 """Activations of a micro-batch on a GPU that are too many to keep. Not measured yet."""
+
+
+def kept_bytes(base: FusedModel) -> int:
+    """What a micro-batch on a GPU would keep for its backward: inputs and outputs of every projection, in fp32."""
+    projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
+    return 4 * GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +47,14 @@ class Limits:
 
     @classmethod
     def of(cls, base: BaseModel, cache_bytes: int) -> Limits:
-        """The usual ones for a model on its device."""
-        if base.device.type == "cpu":
+        """The usual ones for a model on its device; large passes are a GPU's in bfloat16, of layers computed here."""
+        if base.attention_dtype == torch.float32 or not isinstance(base, FusedModel):
             return cls(cache_bytes=cache_bytes)
-        projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
-        numbers = GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
         return cls(
             cache_bytes=cache_bytes,
             pass_tokens=GPU_PASS_TOKENS,
             head_elements=GPU_HEAD_ELEMENTS,
-            recomputes=4 * numbers > RECOMPUTED_BYTES,
+            recomputes=kept_bytes(base) > RECOMPUTED_BYTES,
         )
 
 

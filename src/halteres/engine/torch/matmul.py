@@ -86,6 +86,8 @@ def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tenso
     """x @ W^T + b + other, as `linear`; in bf16 on a CPU rounded once."""
     if _bf16_on_cpu(x_ND):
         return _onednn_with(x_ND, weight_ED, bias_E, other_NE, "add")
+    if x_ND.dtype == torch.bfloat16:  # not verified on a GPU
+        return torch.addmm(other_NE if bias_E is None else other_NE + bias_E, x_ND, weight_ED.t())
     return linear(x_ND, weight_ED, bias_E).add_(other_NE)
 
 
@@ -95,9 +97,12 @@ def unrounded(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> 
     No operator for a CPU reads bf16 and gives fp32. The product again, less its rounded self, is what rounding took:
     two matmuls are as fast as one in fp32, which would need the weights in fp32.
     """
+    if x_ND.dtype == torch.bfloat16 and not _bf16_on_cpu(x_ND):  # not verified on a GPU
+        found_NE = torch.mm(x_ND, weight_ED.t(), out_dtype=torch.float32)
+        return found_NE if bias_E is None else found_NE.add_(bias_E)
     rounded_NE = linear(x_ND, weight_ED, bias_E)
-    if not _bf16_on_cpu(x_ND):
-        return rounded_NE.float()
+    if x_ND.dtype == torch.float32:
+        return rounded_NE
     return rounded_NE.float().add_(_onednn_with(x_ND, weight_ED, bias_E, rounded_NE, "sub"))
 
 

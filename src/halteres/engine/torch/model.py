@@ -92,7 +92,7 @@ class BaseModel:
 
     @property
     def attention_dtype(self) -> torch.dtype:
-        """Of queries, keys and values: fp32, but on a GPU what its kernels for long sequences read."""
+        """Of queries, keys and values as attention reads them: fp32; on a GPU bfloat16 where the weights are."""
         return self.dtype if self.device.type != "cpu" else torch.float32
 
     @property

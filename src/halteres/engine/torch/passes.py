@@ -184,7 +184,7 @@ def _outcome(
         if not is_out_of_memory(error) or not budget.shrink(batch.size, batch.rows):
             raise
     let_go()
-    then = "layer by layer" if budget.recomputes else f"in parts of {budget.tokens} tokens"
+    then = "layer by layer" if batch.rows == 1 else f"in parts of {budget.tokens} tokens"
     log.warning("A micro-batch of %d tokens found no memory; it is computed %s.", batch.size, then)
     return None
 
@@ -282,7 +282,7 @@ class JointAxis:
             if batch.trie is None:
                 groups.setdefault(batch.length, []).append(i)
             else:
-                groups.setdefault("tries" if joins(batch.trie, base) else batch, []).append(i)
+                groups.setdefault("tries" if joins(batch.trie, base) else ("alone", i), []).append(i)
         tokens, positions, attentions = list[Tensor](), list[Tensor](), list[tuple[int, Attention]]()
         spans, start = [slice(0)] * len(batches), 0
         for members in groups.values():

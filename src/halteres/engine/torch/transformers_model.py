@@ -119,9 +119,12 @@ def _attend(
         query = query * factor
     now = _pass.get()
     rows = (batch * key_heads, length, width)
-    found = Heads(query.reshape(rows[0], -1, length, width), key.reshape(rows), value.reshape(rows))
-    if query.device.type == "cpu":
-        found = Heads(found.q_XGTW.float(), found.k_XTW.float(), found.v_XTW.float())
+    kept = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32  # as the cache keeps them
+    attended = kept if query.device.type != "cpu" else torch.float32
+    found = Heads(
+        query.reshape(rows[0], -1, length, width).to(attended),
+        *(part.reshape(rows).to(kept).to(attended) for part in (key, value)),
+    )
     return now.attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
 
 

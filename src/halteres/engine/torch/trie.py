@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.torch import flash
 from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, Attention, weighted, weights
@@ -161,7 +162,8 @@ class _Bucket:
 class TrieAttention:
     """See `forward.Attention`; of one micro-batch, or of several end to end, for all layers."""
 
-    def __init__(self, tries: Sequence[Trie], base: BaseModel, device: torch.device) -> None:
+    def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
+        device = base.device
         self._device, self._length = device, sum(len(trie.tokens_N) for trie in tries)
         self._sizes = base.kv_heads, base.heads // base.kv_heads
         self.num_results = 0
@@ -234,9 +236,14 @@ class TrieAttention:
 
 
 class FlashTrieAttention:
-    """The same on a GPU, in one call: each run's queries are the last of its path."""
+    """What `TrieAttention` computes, by a GPU's kernels in one call: a run's queries are the last of its path.
 
-    def __init__(self, tries: Sequence[Trie], base: BaseModel, device: torch.device) -> None:
+    Gathered keys are computed again in the backward, never kept. Not verified on a GPU; there the bits of a gradient
+    depend on the order in which its kernels add.
+    """
+
+    def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
+        device = base.device
         self._length, self._shape = sum(len(trie.tokens_N) for trie in tries), (base.heads, base.kv_heads)
         ends = accumulate((len(trie.tokens_N) for trie in tries), initial=0)
         runs = [
@@ -251,19 +258,24 @@ class FlashTrieAttention:
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W); zeros where there is padding."""
-        num_heads, kv_heads = self._shape
-        q_IHW = heads.q_XGTW.view(self._length, num_heads, -1).index_select(0, self._own_I)
-        k_LKW, v_LKW = (
-            part.view(self._length, kv_heads, -1).index_select(0, self._paths_L) for part in (heads.k_XTW, heads.v_XTW)
-        )
-        out_IE = flash.attend(q_IHW, k_LKW, v_LKW, self._lengths).flatten(1)
+        parts = (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
+        out_IE = checkpoint(self._attended, *parts, use_reentrant=False, preserve_rng_state=False)
         return out_IE.new_zeros((self._length, out_IE.shape[1])).index_copy(0, self._own_I, out_IE)
+
+    def _attended(self, q_XGTW: Tensor, k_XTW: Tensor, v_XTW: Tensor) -> Tensor:
+        num_heads, kv_heads = self._shape
+        q_IHW = q_XGTW.view(self._length, num_heads, -1).index_select(0, self._own_I)
+        # Gathered in fp32: what flows back into a shared key is a sum, which bfloat16 would round at every addition.
+        k_LKW, v_LKW = (
+            x_XTW.view(self._length, kv_heads, -1).float().index_select(0, self._paths_L).to(x_XTW.dtype)
+            for x_XTW in (k_XTW, v_XTW)
+        )
+        return flash.attend(q_IHW, k_LKW, v_LKW, self._lengths).flatten(1)
 
 
 def trie_attention(tries: Sequence[Trie], base: BaseModel) -> Attention:
-    """The fastest there is for this model on its device."""
-    kind = FlashTrieAttention if base.attention_dtype == torch.bfloat16 else TrieAttention
-    return kind(tries, base, base.device)
+    """By what queries and keys of this model are read."""
+    return (FlashTrieAttention if base.attention_dtype == torch.bfloat16 else TrieAttention)(tries, base)
 
 
 class _Path(NamedTuple):

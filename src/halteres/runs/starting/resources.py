@@ -5,9 +5,10 @@ key and value projection, H*W of all heads, V vocabulary, r rank of the adapter)
 
     weights       4 P                          in bfloat16 2 P; all else is counted as if it were fp32, as most of it is
     loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals; or 2
-    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch; on a GPU 16,384
-                                               and up to 2^28 logits, and where that were more than 20 GB, one layer's
-                                               and 4 L T D of what enters layers (they are computed once more)
+    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch; in bfloat16 on
+                                               a GPU 16,384 and up to 2^28 logits, and where projections' inputs
+                                               and outputs are more than 20 GB, one layer's and 4 L T D
+                                               (layers are computed once more)
     logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^24) of a decode step
     cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions rounded up to a
                                                power of 2; for the policy and an evaluation beside it; at most
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from halteres.config import environ
 from halteres.config.settings import Settings
 from halteres.main_memory import Memory, main_memory
-from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers
+from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
 from halteres.process import usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
@@ -199,9 +200,12 @@ class Need:
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
     per_token = 4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * work.rank
-    pass_tokens, most_logits = (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) if on_gpu else (PASS_TOKENS, HEAD_ELEMENTS)
+    on_large_passes = on_gpu and work.weight_bytes == 2 and shape.family in FAMILIES
+    pass_tokens, most_logits = PASS_TOKENS, HEAD_ELEMENTS
+    if on_large_passes:
+        pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
     activations = int(pass_tokens * shape.layers * per_token * UNFREED)  # numbers, until the backward
-    if on_gpu and NUMBER * activations > RECOMPUTED_BYTES:
+    if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
     def logits(rows: int) -> int:
@@ -218,6 +222,12 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
     )
+
+
+def kept_bytes(shape: ModelShape) -> int:
+    """By which the engine decides on a GPU whether layers are computed once more in the backward."""
+    per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
+    return NUMBER * GPU_PASS_TOKENS * shape.layers * per_token
 
 
 def batch_bytes(work: Workload) -> int:
