@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Connection
 
 from halteres.errors import Conflict
-from halteres.trajectories.group_commit import GroupCommit
+from halteres.trajectories import group_commit
+from halteres.trajectories.group_commit import QUICK_S, GroupCommit
 from halteres.trajectories.records import Change, News, Remembered, RunRecord, RunSaved
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import Store, StoreFailed
@@ -34,6 +35,10 @@ class Memory(Store):
     is_inside: threading.Event = field(default_factory=threading.Event)
     refuses: bool = False
     is_gone: bool = False
+    is_quick: bool = False
+    takes_s: float = 0.0
+    clock: float = 0.0
+    threads: list[str] = field(default_factory=list)  # that committed
 
     def __post_init__(self) -> None:
         self.may_commit.set()
@@ -49,6 +54,8 @@ class Memory(Store):
 
     def commit(self, changes: Sequence[Change]) -> None:
         self.is_inside.set()
+        self.threads.append(threading.current_thread().name)
+        self.clock += self.takes_s
         assert self.may_commit.wait(DEADLINE_S)
         self.calls.append(("commit", len(changes)))
         if self.refuses:
@@ -186,3 +193,20 @@ async def test_followers_learn_what_others_did_without_asking() -> None:
         store.others.append(News(changes=[RunSaved(RunRecord(step=3))]))
         await changed.wait()
         assert decisions.state.run.step == 3
+
+
+async def test_a_lone_decision_is_committed_in_place_while_the_store_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a slow commit it goes to the store's thread, where nobody's request waits for the disk; and comes back."""
+    store = Memory(is_quick=True)
+    monkeypatch.setattr(group_commit, "monotonic", lambda: store.clock)
+    async with turning(store) as decisions:
+        await decisions.submit(step)
+        store.takes_s = 2 * QUICK_S
+        await decisions.submit(step)
+        await decisions.submit(step)
+        store.takes_s = 0.0
+        await decisions.submit(step)
+        await decisions.submit(step)
+        await asyncio.gather(*(decisions.submit(step) for _ in range(3)))  # several together
+    here = threading.current_thread().name
+    assert [name == here for name in store.threads] == [True, True, False, False, True, False]

@@ -1,7 +1,10 @@
 """Group commit: requests submit decisions, one task takes them in turns, nobody is answered before they are kept.
 
     decisions that wait ──▶ begin ──▶ decide, one after another ──▶ commit ──▶ answers
-                            (shared stores: lock, news of others)    (both in the store's thread)
+                            (shared stores: lock, news of others)    (in the store's thread)
+
+A lone decision is committed where it is taken while the store is quick: a thread's wake-up costs more than the commit
+that it is woken for.
 
 When the store fails, everything of that turn fails with it, and memory goes back to what is kept. Where that cannot be
 read either, the turns end: memory holds what nobody was promised, so nothing may be built on it. A shared store may
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from halteres.errors import HalteresError, boundary
@@ -25,6 +29,9 @@ from halteres.trajectories.stores.store import Store, StoreFailed
 
 T = TypeVar("T")
 Decision = Callable[[State], T]  # changes the state by `state.do`, or raises before it changed anything
+QUICK_S = (
+    0.005  # a commit that took longer sends the next ones into the store's thread, where nobody else waits for them
+)
 NEWS_S = 0.2  # how far a server may lag behind others on the same queue in what it only tells
 
 _log = logging.getLogger(__name__)
@@ -56,6 +63,7 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._stopping = False
+        self._commit_s = 0.0  # what the last one took
         self._ended: StoreFailed | None = None
 
     def submit(self, decide: Decision[T]) -> asyncio.Future[T]:
@@ -127,7 +135,12 @@ class GroupCommit:
             self._take_in(await self._in_thread(self._store.begin))
         outcomes = [_outcome(each.decide, self.state) for each in submitted]
         if changes := self.state.drain():
-            await self._in_thread(self._store.commit, changes)
+            begun = monotonic()
+            if self._store.is_quick and len(submitted) == 1 and self._commit_s < QUICK_S:
+                self._store.commit(changes)
+            else:
+                await self._in_thread(self._store.commit, changes)
+            self._commit_s = monotonic() - begun
             self._wake_waiting()
         elif self._store.is_shared:
             await self._in_thread(self._store.abandon)

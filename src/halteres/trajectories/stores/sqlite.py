@@ -93,6 +93,8 @@ class SqliteStore(Store):
         StoreFailed: it cannot be opened.
     """
 
+    is_quick = True
+
     def __init__(
         self,
         file: Path,

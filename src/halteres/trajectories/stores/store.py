@@ -28,11 +28,13 @@ class StoreFailed(NotReady):
 
 
 class Store(ABC):
-    """Durable memory in a database of SQL. `load` to `news` are called by one thread, in turns; the others by any.
+    """Durable memory in a database of SQL. `load` to `news` are called one after another; the others by any thread.
 
     Every method raises StoreFailed where the store cannot be read or written.
     """
 
+    is_quick = False
+    """A commit usually takes less than waking a thread for it."""
     is_shared = False
     """Other servers write to it too: every turn must `begin`, and followers ask for `news`."""
 
