@@ -139,3 +139,11 @@ def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(resources.importlib.metadata, "version", lambda package: "2.13.0")
     assert resources.gpu() is None
+
+
+def test_a_gpu_that_is_asked_for_and_not_here_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_usable_gpu", lambda: None)
+    assert "device" not in {check.name for check in machine_checks()}
+    monkeypatch.setenv("HALTERES_DEVICE", "cuda")
+    finding = next(check for check in machine_checks() if check.name == "device")
+    assert not finding.ok and "cpu or auto" in finding.remedy

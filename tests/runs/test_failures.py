@@ -161,6 +161,15 @@ def test_a_missing_model_folder_is_a_sentence_and_no_directory(start: StartRun, 
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())
 
 
+def test_a_gpu_that_is_not_here_is_a_sentence_and_no_directory(
+    start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.runs.starting.resources._usable_gpu", lambda: None)
+    with pytest.raises(InvalidConfig, match="there is none that it can use"):
+        start("inference.device=cuda")
+    assert not (home / "runs").exists() or not list((home / "runs").iterdir())
+
+
 def test_a_full_disk_is_a_sentence_and_no_directory(
     start: StartRun,
     home: Path,

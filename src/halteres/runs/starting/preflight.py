@@ -144,6 +144,8 @@ def examine(plan: Plan) -> Examined:
     """Look at everything. Nothing is changed, nothing raised."""
     settings, policy = plan.settings, plan.policy
     checks = [attempt("variables", environ.check)[0]]
+    device = attempt("device", lambda: resources.check_device(settings.inference.device))[0]
+    checks += [device] if device.failure is not None and not plan.service_url else []
     if policy.require_keys.start:
         checks.append(attempt("keys", lambda: check_keys(policy))[0])
     point: ResumePoint | None = None

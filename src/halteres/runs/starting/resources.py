@@ -35,6 +35,7 @@ from dataclasses import dataclass
 
 from halteres.config import environ
 from halteres.config.settings import Settings
+from halteres.errors import InvalidConfig
 from halteres.main_memory import Memory, main_memory
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
 from halteres.process import usable_cores
@@ -86,6 +87,17 @@ def gb(count: int | None) -> float | None:
 def gpu(device: str | None = None) -> Gpu | None:
     """The first GPU, if the engine may use it."""
     return None if (device or environ.device()) == "cpu" else _usable_gpu()
+
+
+def check_device(device: str | None = None) -> None:
+    """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not here."""
+    if (device or environ.device()) == "cuda" and gpu(device) is None:
+        raise InvalidConfig(
+            "The engine is to compute on a GPU, and there is none that it can use.",
+            "nvidia-smi names none, or the installed torch is a build for the CPU.",
+            "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch build for your GPU.",
+            field="inference.device",
+        )
 
 
 def _usable_gpu() -> Gpu | None:
