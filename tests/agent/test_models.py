@@ -18,7 +18,7 @@ from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.models.shape import FAMILIES, read_shape
 from halteres.runs.starting import resources
-from halteres.runs.starting.base_model import ModelMissing, own_model
+from halteres.runs.starting.run_models import ModelMissing, own_model
 
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from environments.stages import serving
 
-from halteres.agent.trial import report, scoring
+from halteres.agent.trial import report, testing
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.rollouts.rng import Draw
 
@@ -62,7 +62,7 @@ async def test_a_scorer_that_fails_is_named_beside_the_texts_that_it_scored(tmp_
 async def test_what_cannot_be_scored_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = await told("rl_score", environment="arithmetic", completions=["x"], prompt="Who are you?")
     assert "word for word" in answer["error"]
-    monkeypatch.setattr(scoring, "WITHIN_S", 3.0)
+    monkeypatch.setattr(testing, "WITHIN_S", 3.0)
     draft(write_environment(tmp_path, "time.sleep(600)"))
     assert "did not score within 3 s" in (await told("rl_score", completions=["x"]))["error"]
     assert (await told("rl_score", environment="nowhere", completions=["x"]))["code"] == "environment_not_found"

@@ -25,7 +25,7 @@ from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test
 from halteres.agent.trial.report import Ended
 from halteres.agent.trial.request import DEFAULTS, new_request
-from halteres.agent.trial.scoring import character_tokenizer
+from halteres.agent.trial.testing import character_tokenizer
 from halteres.errors import NotFound
 from halteres.runs import servers
 from halteres.runs.servers import Server

@@ -15,9 +15,8 @@ from halteres.engine.protocol import SampleResult, SamplingParams, Wanted
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.rng import uniforms
 from halteres.engine.torch.scheduler import Scheduler
-from halteres.engine.torch.token_sampling import Shaping, choose
+from halteres.engine.torch.token_sampling import Shaping, choose, uniforms
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 

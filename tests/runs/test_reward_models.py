@@ -15,7 +15,7 @@ from halteres.config.files import load_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidData, NotFound
 from halteres.runs.starting.preflight import examine, examine_components, examine_reward_models
-from halteres.runs.starting.reward_models import reward_folders, server_bytes, with_absolute_folders, with_places
+from halteres.runs.starting.run_models import reward_folders, server_bytes, with_absolute_folders, with_places
 from halteres.runs.starting.start import plan_of, start_run
 
 from .scenes import survivors, wait, wait_for_end

@@ -23,7 +23,7 @@ from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.servers import Server, servers_of, with_login
-from halteres.runs.starting.base_model import ServiceUnusable
+from halteres.runs.starting.run_models import ServiceUnusable
 from halteres.runs.starting.start import start_run
 from halteres.runs.supervision import roles
 from halteres.runs.supervision.roles import WELL_KNOWN, listen

@@ -27,9 +27,8 @@ from halteres.training.datums import Example
 from halteres.training.folder import RunFolder, Wiring
 from halteres.training.learner import Pass
 from halteres.training.loop import learn
-from halteres.training.policy import Policy
+from halteres.training.policy import Policy, minibatches
 from halteres.training.report import Report
-from halteres.training.schedule import minibatches
 
 from .standins import example
 

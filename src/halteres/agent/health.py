@@ -53,7 +53,7 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
         yield Check(name="policy", found=policy.name)
     device, _ = attempt("device", resources.check_device)
     if device.failure is not None:
-        yield Check(name="device", ok=False, found=device.failure.what, remedy=device.failure.next)
+        yield Check(name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next))
     for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True):
         busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
         yield Check(name=f"port {port}", found="free" if _is_free(port) else busy)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.runs.starting import resources
-from halteres.runs.starting.base_model import models_home
 from halteres.runs.starting.resources import Workload, need
+from halteres.runs.starting.run_models import models_home
 
 _COLUMNS = (*("family", "layers", "width", "feed", "vocabulary", "heads", "kv_heads", "head_width", "context", "tied"),)
 CATALOGUE: Mapping[str, ModelShape] = {

@@ -20,8 +20,7 @@ from halteres.agent.judging.reward_models import (
 )
 from halteres.agent.judging.rollouts import rl_get_rollouts
 from halteres.agent.starting.start_training import rl_start_training
-from halteres.agent.trial.scoring import rl_score
-from halteres.agent.trial.testing import rl_test_inference
+from halteres.agent.trial.testing import rl_score, rl_test_inference
 from halteres.agent.watching.logs import rl_get_logs
 from halteres.agent.watching.status import rl_check_status, rl_list_runs
 from halteres.agent.watching.waiting import rl_stop_training

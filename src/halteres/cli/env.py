@@ -76,7 +76,7 @@ def eval_(
     from halteres.runs.measurement import examination, measure
     from halteres.runs.servers import served
     from halteres.runs.starting.preflight import examine_reward_models
-    from halteres.runs.starting.reward_models import with_absolute_folders
+    from halteres.runs.starting.run_models import with_absolute_folders
 
     exam = examination(environment, find_run(run) if run else None, model)
     given = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}

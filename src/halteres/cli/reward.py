@@ -340,7 +340,7 @@ def check(
     import asyncio
     from dataclasses import asdict
 
-    from halteres.agent.trial.scoring import scored
+    from halteres.agent.trial.testing import scored
     from halteres.config.discovery import discover
     from halteres.config.program import find_program
     from halteres.models import TINY

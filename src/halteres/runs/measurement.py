@@ -27,7 +27,7 @@ from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import reason
 from halteres.runs.servers import Server
-from halteres.runs.starting.reward_models import FIELDS as REWARD_FIELDS
+from halteres.runs.starting.run_models import FIELDS as REWARD_FIELDS
 
 WITHIN_S = 3600.0
 """How long a measurement may take."""

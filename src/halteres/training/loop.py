@@ -14,8 +14,8 @@ from halteres.training.datums import Example
 from halteres.training.failures import LossNotFinite
 from halteres.training.learner import Learner, Pass
 from halteres.training.objective import Objective
+from halteres.training.policy import learning_rate, minibatches
 from halteres.training.report import Report, Step, Timer
-from halteres.training.schedule import learning_rate, minibatches
 from halteres.training.stopping import StopReason
 
 BASELINE = "step-000000"

@@ -35,7 +35,7 @@ from halteres.runs.measurement import WITHIN_S, Examination, examination, measur
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
-from halteres.runs.starting.base_model import found_model
+from halteres.runs.starting.run_models import found_model
 
 MODULE = "halteres.agent.judging.evaluation"
 

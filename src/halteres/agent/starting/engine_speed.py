@@ -26,9 +26,9 @@ from halteres.errors import HalteresError
 from halteres.files import replace_file
 from halteres.process import usable_cores
 from halteres.runs.starting import resources
-from halteres.runs.starting.base_model import RunModel
 from halteres.runs.starting.preflight import Plan
 from halteres.runs.starting.resources import DECODE_ROWS, PASS_TOKENS, Workload
+from halteres.runs.starting.run_models import RunModel
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
 from halteres.runs.starting.preflight import Ground, Plan, examine_reward_models
 from halteres.runs.starting.resources import OTHERS_BYTES, PASS_TOKENS, Workload, cache_bytes, need, workload_of
-from halteres.runs.starting.reward_models import server_bytes
+from halteres.runs.starting.run_models import server_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import body_within
 from halteres.models import known_folder, model_folder
-from halteres.runs.starting.base_model import models_home
+from halteres.runs.starting.run_models import models_home
 
 SESSION = "X-Halteres-Session"
 """Header that names the draft a call works on, unless its arguments do."""

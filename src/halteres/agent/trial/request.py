@@ -29,8 +29,8 @@ from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.servers import service_arguments
-from halteres.runs.starting.base_model import found_model, models_home
 from halteres.runs.starting.preflight import MissingKey
+from halteres.runs.starting.run_models import found_model, models_home
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers
 MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)

@@ -34,7 +34,7 @@ from halteres.agent.trial.folder import TestFolder, own_folder
 from halteres.agent.trial.relay import Destination, Relay, Traffic, Upstream, relaying
 from halteres.agent.trial.report import ODD_ANSWERS, Ended, Fault, read_outcome, report
 from halteres.agent.trial.request import REMOTE_AT_ONCE, Request, TestedModel
-from halteres.agent.trial.scoring import character_tokenizer, odd_scores
+from halteres.agent.trial.testing import character_tokenizer, odd_scores
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.errors import HalteresError, NotFound, ServerError, boundary

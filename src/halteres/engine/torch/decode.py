@@ -30,9 +30,8 @@ from halteres.engine.torch.memory import attempt
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.requests import Newest, Row, SampleRequest
-from halteres.engine.torch.rng import as_seed, uniforms
 from halteres.engine.torch.scores import Share, score_prompt
-from halteres.engine.torch.token_sampling import Chosen, Shaping, choose
+from halteres.engine.torch.token_sampling import Chosen, Shaping, as_seed, choose, uniforms
 from halteres.errors import UserError
 
 

@@ -21,7 +21,7 @@ from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import check_shape
 from halteres.engine.torch.matmul import operand_type, reduced
 from halteres.engine.torch.model import BaseModel, Projection
-from halteres.engine.torch.rng import as_seed
+from halteres.engine.torch.token_sampling import as_seed
 
 
 class Adaptation(Protocol):

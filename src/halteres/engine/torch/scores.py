@@ -23,8 +23,7 @@ from halteres.engine.torch.cache import round_up
 from halteres.engine.torch.forward import head_logits
 from halteres.engine.torch.lora import Adaptations
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.rng import as_seed, uniforms
-from halteres.engine.torch.token_sampling import COLDEST, inverted, most_likely, tempered
+from halteres.engine.torch.token_sampling import COLDEST, as_seed, inverted, most_likely, tempered, uniforms
 
 CHUNK_STEP = 8
 """Rows of a chunk are a multiple of this: with fewer than 4 rows matmul kernels change, and with them bits."""

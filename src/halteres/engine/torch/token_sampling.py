@@ -198,3 +198,26 @@ def _of(logprobs_NV: Tensor, tokens_N: Tensor) -> Tensor:
 
 def _on(like: Tensor, values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
+
+
+_BITS = 23
+"""So that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end."""
+
+
+def as_seed(seed: int) -> int:
+    """Any integer as 64 unsigned bits."""
+    return seed & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def uniforms(seeds_N: np.ndarray, samples_N: np.ndarray, positions_N: np.ndarray) -> np.ndarray:
+    """float32 in [0, 1), one per row; all arguments uint64 arrays."""
+    x_N = _mixed(seeds_N + np.uint64(0x9E3779B97F4A7C15))
+    x_N = _mixed(x_N ^ (samples_N * np.uint64(0xD1B54A32D192ED03)))
+    x_N = _mixed(x_N ^ (positions_N * np.uint64(0x8CB92BA72F3D8DD7)))
+    return (x_N >> np.uint64(64 - _BITS)).astype(np.float32) * np.float32(2.0**-_BITS)
+
+
+def _mixed(x_N: np.ndarray) -> np.ndarray:
+    x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x_N ^ (x_N >> np.uint64(31))

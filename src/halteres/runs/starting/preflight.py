@@ -25,14 +25,16 @@ from halteres.rewards.rubrics import read_rubric
 from halteres.runs.directory import RunDirectory, active_runs
 from halteres.runs.reading.failures import DiskFull
 from halteres.runs.starting import resources
-from halteres.runs.starting.base_model import RunModel, given_model, own_model
 from halteres.runs.starting.resources import Workload, workload_of
 from halteres.runs.starting.resume import ResumePoint, resume_point
-from halteres.runs.starting.reward_models import (
+from halteres.runs.starting.run_models import (
     FIELDS,
     LISTS,
     RUBRIC_FILES,
+    RunModel,
     components_of,
+    given_model,
+    own_model,
     reward_folders,
     server_bytes,
 )

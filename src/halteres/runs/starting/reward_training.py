@@ -15,8 +15,8 @@ from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
 from halteres.runs.directory import RunDirectory, new_run_id, runs_home
 from halteres.runs.starting import resources
-from halteres.runs.starting.base_model import find_folder
 from halteres.runs.starting.preflight import TooLarge, check_keys
+from halteres.runs.starting.run_models import find_folder
 from halteres.runs.starting.start import SUPERVISOR, begin_run, write_run
 from halteres.runs.state import RunState
 

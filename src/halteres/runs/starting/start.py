@@ -32,7 +32,7 @@ from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
 from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
 from halteres.runs.starting.resume import ResumePoint, carry_over
-from halteres.runs.starting.reward_models import with_absolute_folders
+from halteres.runs.starting.run_models import with_absolute_folders
 from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, read_state, write_state
 
 ROLES = ("api", "trainer", "env")

@@ -27,7 +27,7 @@ from halteres.process import GRACE_S
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
-from halteres.runs.starting.reward_models import reward_folders, with_places
+from halteres.runs.starting.run_models import reward_folders, with_places
 from halteres.runs.starting.start import config_text, write_resolved
 from halteres.runs.state import Phase
 from halteres.runs.supervision.state_writer import StateWriter
