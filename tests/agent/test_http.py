@@ -31,7 +31,7 @@ from halteres.agent.watching.waiting import WITHIN_S
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig, NotReady
-from halteres.runs.starting import base_model
+from halteres.runs.starting import run_models
 
 from . import control
 
@@ -218,7 +218,7 @@ async def test_without_the_token_nobody_spends_the_operators_key(
     begun: list[Request] = []
     for name, value in (("OPENROUTER_API_KEY", "sk-or"), ("TINKER_API_KEY", "tml-x"), ("TINKER_BASE_URL", "http://x")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(base_model, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
+    monkeypatch.setattr(run_models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
 
     def start(request: Request) -> TestFolder:
         begun.append(request)
