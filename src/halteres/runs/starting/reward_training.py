@@ -97,7 +97,12 @@ def plan_reward_training(
         return str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
 
     if "output_dir" in plan.settings.model_fields_set:
-        raise InvalidConfig("output_dir cannot be set.", "A run has a directory of its own.", field="output_dir")
+        raise InvalidConfig(
+            "output_dir cannot be set.",
+            "A run has a directory of its own.",
+            "Take output_dir out of the settings, or train without --detach.",
+            field="output_dir",
+        )
     folder = find_folder(plan.model)
     places = {"model": str(folder), "data": absolute(plan.data)}
     if plan.eval_data:
