@@ -171,7 +171,8 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
         assert max(sizes) > 300, "the first is as large as ever"
         assert halved.logprobs == expected.logprobs
         apart = gradient(engine, "b") - gradient(engine, "a")
-        assert apart.norm() <= within(1e-6, 1e-3) * gradient(engine, "a").norm()
+        # bfloat16: sums of halves are rounded to other numbers, where a CPU has instructions for it.
+        assert apart.norm() <= within(1e-6, 5e-3) * gradient(engine, "a").norm()
         sizes.clear()
         await engine.forward_backward("b", lessons(16), CROSS_ENTROPY)
         assert max(sizes) <= 150
