@@ -208,7 +208,7 @@ async def test_a_progress_that_cannot_be_told_spoils_no_answer(caplog: pytest.Lo
 
     async with asyncio.timeout(5), call_of(Line(gone)):
         await tried.wait()
-    assert "The progress of rl_check_status could not be told." in caplog.text
+    assert "The progress of rl_check_status could not be sent." in caplog.text
 
 
 async def test_a_call_that_is_cancelled_while_its_progress_ends_is_cancelled() -> None:

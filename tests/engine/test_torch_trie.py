@@ -13,12 +13,14 @@ from torch import Tensor
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import passes
 from halteres.engine.torch.adapter import Adapter
+from halteres.engine.torch.forward import hidden_states
+from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.micro_batches import Example, micro_batches, plan
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.trie import Asked, Trie, shared_length
+from halteres.engine.torch.trie import Asked, Trie, joins, shared_length
 
 from .scenes import IMPORTANCE_SAMPLING
 from .torch_scenes import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained, within
@@ -79,6 +81,19 @@ def test_shared_prefixes_have_the_log_probabilities_of_separate_data_to_the_bit(
     assert tries
     assert all(torch.equal(apart[index], shared[index]) for index in range(len(examples)))
     assert (gradient - shared_gradient).norm() < within(3e-6, 2e-2) * gradient.norm()
+
+
+def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(base: BaseModel) -> None:
+    """Sums over more keys than a block's are split by their number: such tries may not be attended together."""
+    batches = [next(micro_batches(branching(seed), 2048, CPU)) for seed in (0, 4)]
+    assert all(batch.trie is not None and not joins(batch.trie, base) for batch in batches)
+    axis = passes.JointAxis.of(base, batches)
+    assert [size for size, _ in axis.attentions] == [batch.size for batch in batches]
+    hidden_ND = hidden_states(base, {}, axis.tokens_N, Grid.single(axis.positions_N), axis)
+    for batch, own_ND in zip(batches, axis.own(hidden_ND), strict=True):
+        alone = passes.JointAxis.of(base, [batch])
+        grid = Grid.single(alone.positions_N)
+        assert torch.equal(own_ND, hidden_states(base, {}, alone.tokens_N, grid, alone))
 
 
 def test_equal_data_count_each(base: BaseModel) -> None:

@@ -38,7 +38,7 @@ Verb = Literal["write", "update", "remove", "leave", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that a person is told of: a settings file, a skill."""
+    """One line of the report: a settings file, a skill."""
 
     what: str  # its path
     changes: tuple[Change, ...]
@@ -140,7 +140,7 @@ def _copies(place: Place) -> Iterator[SkillCopy]:
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """What the marker of a copy holds."""
 
-    clients: tuple[str, ...]  # whom the copy is for: several clients read the same folder
+    clients: tuple[str, ...]  # that read the copy: several read the same folder
     files: dict[str, str]  # path within the folder -> SHA-256 of what we wrote
 
 

@@ -119,7 +119,7 @@ class Calls:
         return Reply(body=as_answer(error), failed=True, status=error.status)
 
     def end(self) -> None:
-        """End those that wait; their clients are told to ask again."""
+        """End those that wait; their clients ask again."""
         self.ended.set()
         for work in tuple(self._under_way):
             work.cancel()

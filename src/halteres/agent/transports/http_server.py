@@ -1,4 +1,4 @@
-"""The control server: the app, and the process that answers on one socket until it is told to end.
+"""The control server: the app, and the process that answers on one socket until it is stopped.
 
 At the end waiting calls are answered first, then connections are closed, then the socket.
 `python -m halteres.agent.transports.http_server` is the process.

@@ -12,7 +12,7 @@ from halteres.runs.reading.failures import mending
 from halteres.runs.reading.outcome import chosen
 
 MOST_CHANGES = 8
-"""Settings of a run that a call is told to set again."""
+"""Settings of a run that a proposed call sets again."""
 
 
 def next_after(look: Look) -> str:

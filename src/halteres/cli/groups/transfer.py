@@ -68,7 +68,7 @@ def _pages(reader: Reader, selection: Selection, wait: Wait) -> Iterator[list[Gr
         yield from reader.pages(selection.since, selection.places, selection.env_id)
         return
     follower = Follower(reader, selection.since, selection.places, selection.env_id)
-    yield from follower.look()  # a server that is away from the beginning is told
+    yield from follower.look()  # a server that is away from the beginning is an error at once
     while True:
         wait(LOOK_EVERY_S)
         try:

@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 import torch
 
-from halteres.config import environ
+from halteres.config.sandboxed_process import run_caught
 from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.torch.engine import TorchEngine
 from halteres.errors import InvalidConfig, ProcessFailed
@@ -80,22 +80,15 @@ async def _difference_in_a_process(device: str, dtype: BaseType) -> float:
     Raises:
         ProcessFailed: it ended without a number, or not in time.
     """
-    pipe = asyncio.subprocess.PIPE
     argv = (sys.executable, "-m", __name__, device, dtype)
-    process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe, env=environ.for_sandboxed())
     try:
-        async with asyncio.timeout(CHECKED_WITHIN_S):
-            output, errors = await process.communicate()
+        ended = await asyncio.to_thread(run_caught, argv, Path.cwd(), CHECKED_WITHIN_S)
     except TimeoutError:
         raise ProcessFailed("The check did not end.", f"It had {CHECKED_WITHIN_S:.0f} s.") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     try:
-        return float(output)
+        return float(ended.out)
     except ValueError:
-        last = errors.decode(errors="replace").strip().splitlines() or [f"Exit code {process.returncode}."]
+        last = ended.err.strip().splitlines() or [f"Exit code {ended.code}."]
         raise ProcessFailed("The check failed.", last[-1]) from None
 
 

@@ -136,7 +136,7 @@ async def report_progress(context: Context, params: types.CallToolRequestParams,
         # Neither raises what the task ended with nor takes our own cancellation for the task's.
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()):
-            _log.warning("The progress of %s could not be told.", params.name, exc_info=error)
+            _log.warning("The progress of %s could not be sent.", params.name, exc_info=error)
 
 
 def begin() -> None:
