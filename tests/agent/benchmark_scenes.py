@@ -137,7 +137,8 @@ class Scene:
         completions = [{"text": text, "score": score} for text, score in texts.items()]
         (run.path / "rollouts").mkdir()
         append_row(run.path / "rollouts" / "step_3.jsonl", {"item": item, "completions": completions})
-        example = {"question": "What is 2 + 4?", "completion": "I think the answer is \\boxed{0}."}
+        said = '<untrusted source="rollout">I think the answer is \\boxed{0}.</untrusted>'  # as the tools show it
+        example = {"question": "What is 2 + 4?", "completion": said}
         return {"run_id": ONE, "gets_better": False, "cause": "it pays for short answers", "example": example}
 
     def recover(self) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,4 +74,5 @@ def _groups(run: RunDirectory) -> Iterator[dict[str, Any]]:
 
 
 def _plain(text: Any) -> str:
-    return " ".join(text.split()) if isinstance(text, str) else ""
+    """Without the marks that the tools put around what others wrote, in which an agent may quote it."""
+    return " ".join(re.sub(r"</?untrusted[^>]*>", "", text).split()) if isinstance(text, str) else ""
