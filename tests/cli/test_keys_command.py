@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from contract.requirements import proves
 
-from halteres.service.tenancy.keys import Keys
+from halteres.service.keys import Keys
 
 pytestmark = pytest.mark.runs
 

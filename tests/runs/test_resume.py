@@ -18,7 +18,7 @@ from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
 from halteres.runs.state import write_state
-from halteres.service.durable.tables import BURNT, MODELS, REQUESTS, SCHEMA
+from halteres.service.durable.journal import BURNT, MODELS, REQUESTS, SCHEMA
 
 from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
 

@@ -15,11 +15,11 @@ from deadlines import until
 from halteres import errors
 from halteres.errors import nearest
 from halteres.models import TINY
-from halteres.service.inference import chats
+from halteres.service.inference import requests
 from halteres.service.inference.openai import CompletionAnswer
+from halteres.service.limits import LONG, MOST_THREADS, Threads
 from halteres.service.service import Options
-from halteres.service.tenancy.fair_queue import LONG, MOST_THREADS, Threads
-from halteres.service.wire import bodies, codec
+from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 
 from .scenes import Scene, serving
@@ -162,10 +162,10 @@ async def test_a_compressed_body_is_unpacked_off_the_event_loop(scene: Scene, mo
         threads.append(threading.current_thread())
         return decompressor(**given)
 
-    monkeypatch.setattr(codec.zstandard, "ZstdDecompressor", noted)
+    monkeypatch.setattr(bodies.zstandard, "ZstdDecompressor", noted)
     zeros = zstandard.compress(bytes(2**25))
     assert len(zeros) < LONG
-    for kind, content_type in (("forward_backward", codec.PROTOBUF), ("optim_step", codec.JSON)):
+    for kind, content_type in (("forward_backward", bodies.PROTOBUF), ("optim_step", bodies.JSON)):
         status, _ = await scene.post(kind, zeros, **{"Content-Encoding": "zstd", "Content-Type": content_type})
         assert status == 400
     assert len(threads) >= 2
@@ -196,7 +196,7 @@ async def test_a_text_longer_than_the_model_reads_is_refused_before_it_is_tokeni
 async def test_a_chat_template_runs_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the model's own code."""
     threads = list[threading.Thread]()
-    render = chats.Tokenizer.render
+    render = requests.Tokenizer.render
 
     def rendered(*given: Any, **named: Any) -> str:
         threads.append(threading.current_thread())

@@ -19,14 +19,14 @@ from contract.requirements import proves
 from tinker import types
 
 from halteres.engine.protocol import Weights
-from halteres.service.checkpoints import store
-from halteres.service.checkpoints.paths import parse
-from halteres.service.checkpoints.store import Checkpoints
+from halteres.service import checkpoints as store
+from halteres.service.checkpoint_folders import parse
+from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.journal import Journal
+from halteres.service.keys import LOCAL
+from halteres.service.limits import Allowances, Limits
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.service import Options
-from halteres.service.tenancy.limits import Allowances, Limits
-from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
 from .test_checkpoints import listed, rest_of, stepped

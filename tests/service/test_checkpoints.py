@@ -19,9 +19,8 @@ from yarl import URL
 
 from halteres.engine.folders import size_of
 from halteres.errors import NotFound
-from halteres.service.checkpoints.paths import LONGEST_S, SHORTEST_S, parse
-from halteres.service.tenancy.keys import KeyFile
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.checkpoint_folders import LONGEST_S, SHORTEST_S, parse
+from halteres.service.keys import LOCAL, KeyFile
 
 from .scenes import DATA, KEY, STEP, Scene, closing, prompt, serving, trainer
 
@@ -218,7 +217,7 @@ async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_loo
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     stays = (await training.save_state("b")).path
     folder, later = scene.service.checkpoints.find(path, LOCAL).folder, time.time() + SHORTEST_S + 1
-    monkeypatch.setattr("halteres.service.checkpoints.store.time.time", lambda: later)
+    monkeypatch.setattr("halteres.service.checkpoints.time.time", lambda: later)
     with pytest.raises(NotFound):
         scene.service.checkpoints.find(path, LOCAL)
     assert list(await listed(rest, training.model_id)) == ["weights/b"]
@@ -232,7 +231,7 @@ async def test_the_name_of_an_expired_checkpoint_is_free_before_anybody_looked(
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     later = time.time() + SHORTEST_S + 1
-    monkeypatch.setattr("halteres.service.checkpoints.store.time.time", lambda: later)
+    monkeypatch.setattr("halteres.service.checkpoints.time.time", lambda: later)
     assert (await training.save_state("a")).path == path
     await scene.service.reaper.reap(later)
     assert scene.service.checkpoints.find(path, LOCAL).folder.is_dir()

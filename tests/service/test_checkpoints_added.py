@@ -13,9 +13,8 @@ from safetensors.numpy import save_file
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 from halteres.models import TINY
-from halteres.service.checkpoints.peft_folders import add_adapter
-from halteres.service.tenancy.keys import KeyFile
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.checkpoint_folders import add_adapter
+from halteres.service.keys import LOCAL, KeyFile
 
 from .scenes import BASE, DATA, STEP, Scene, prompt, serving, trainer
 from .test_checkpoints import answered, api_of, rest_of

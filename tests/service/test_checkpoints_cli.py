@@ -14,8 +14,8 @@ import pytest
 import tinker
 from contract.requirements import proves
 
-from halteres.service.checkpoints.paths import SHORTEST_S
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.checkpoint_folders import SHORTEST_S
+from halteres.service.keys import LOCAL
 
 from .scenes import KEY, Scene, trainer
 

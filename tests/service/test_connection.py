@@ -88,7 +88,7 @@ async def test_the_sdks_command_line_finds_its_key_and_gets_no_token(scene: Scen
 
 
 async def test_a_key_tells_whose_it_is_and_revokes_itself(tmp_path: Path) -> None:
-    from halteres.service.tenancy.keys import KeyFile
+    from halteres.service.keys import KeyFile
 
     made = KeyFile(tmp_path).create("laptop", tenant="alice", note="for tests")
     other = KeyFile(tmp_path).create("desk", tenant="alice")

@@ -13,9 +13,9 @@ from contract.requirements import proves
 
 from halteres.engine.loss_graphs.validation import check_custom
 from halteres.errors import InvalidData, NotFound, UserError
-from halteres.service import adapters
-from halteres.service.adapters import CustomLosses
+from halteres.service import execution
 from halteres.service.durable.journal import Journal
+from halteres.service.execution import CustomLosses
 
 CAPTURED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "engine" / "custom_loss_0_38_0.json").read_text())
 INPUTS, GRAPH = CAPTURED["inputs"], CAPTURED["graph"]
@@ -69,7 +69,7 @@ async def test_a_graph_that_is_not_allowed_is_not_kept(tmp_path: Path) -> None:
 
 
 async def test_a_session_has_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "MAX_LOSSES", 2)
+    monkeypatch.setattr(execution, "MAX_LOSSES", 2)
     async with opened(tmp_path) as losses:
         for seq in range(2):
             await losses.create("s1", seq, "pd", INPUTS, GRAPH)

@@ -18,7 +18,7 @@ from deadlines import until
 from tinker import types
 
 from halteres.errors import NotReady, ServerError, UserError
-from halteres.service.durable.tables import MODELS
+from halteres.service.durable.journal import MODELS
 from halteres.service.sampling.snapshots import MAX_SPILLED
 from halteres.service.service import Options
 
@@ -453,7 +453,7 @@ async def test_whatever_goes_wrong_after_a_request_stops_neither_its_lane_nor_th
     def broken(_: Path) -> None:
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr("halteres.service.adapters._keep_only", broken)
+    monkeypatch.setattr("halteres.service.execution._keep_only", broken)
     async with serving(tmp_path, AT_ONCE) as scene, closing(await scene.client()) as client:
         training = await trainer(client)
         assert [await version(training) for _ in range(2)] == [1, 2]

@@ -18,8 +18,8 @@ import tinker
 from contract.requirements import proves
 from safetensors.numpy import load_file
 
+from halteres.service.keys import LOCAL
 from halteres.service.routes.checkpoints import VALID_S
-from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, trainer
 from .test_checkpoints import answered, api_of, rest_of, two_tenants

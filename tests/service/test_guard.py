@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from halteres.service.keys import KeyFile
+from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
-from halteres.service.tenancy.keys import KeyFile
-from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import Scene, serving
 

@@ -13,7 +13,7 @@ import tinker
 from contract.requirements import proves
 
 from halteres.models import TINY
-from halteres.service.inference.outputs import BROKEN
+from halteres.service.inference.answering import BROKEN
 
 from .scenes import BASE, DATA, STEP, Scene, closing, serving, trainer
 from .speaking import TOKENIZER, events, speaking, whole

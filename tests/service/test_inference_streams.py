@@ -177,7 +177,7 @@ async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: Scene
 
 
 async def test_overload_is_a_429_in_the_shape_of_the_route(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halteres.service.tenancy.limits import Overloaded
+    from halteres.service.limits import Overloaded
 
     def full(_: Any, tenant: str) -> None:
         raise Overloaded("Too much is under way.")

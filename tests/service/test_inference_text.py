@@ -7,9 +7,8 @@ import random
 import pytest
 
 from halteres.errors import InvalidData
-from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.outputs import BROKEN, Cut, Detokenizer
-from halteres.service.inference.requests import Prompt
+from halteres.service.inference.answering import BROKEN, Cut, Detokenizer
+from halteres.service.inference.requests import Chat, Prompt, render
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 

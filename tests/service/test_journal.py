@@ -12,7 +12,7 @@ from tinker import types
 
 from halteres.errors import NotReady, ServerError
 from halteres.service.durable.journal import Entry
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.keys import LOCAL
 
 from .scenes import DATA, STEP, Scene, datum, prompt, trainer
 from .test_order import PROTO, pass_body
@@ -75,16 +75,16 @@ async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(sc
     assert (scene.service.state / "journal.sqlite").stat().st_mode & 0o077 == 0
 
 
-async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
+async def test_requests_that_come_commit_share_commits(scene: Scene) -> None:
     commits = 0
-    together = scene.service.journal._together
+    together = scene.service.journal._commit
 
     def counted(group: list) -> list:
         nonlocal commits
         commits += 1
         return together(group)
 
-    scene.service.journal._together = counted  # type: ignore[method-assign]
+    scene.service.journal._commit = counted  # type: ignore[method-assign]
     await asyncio.gather(*(scene.service.sessions.create(LOCAL, {}, []) for _ in range(50)))
     assert commits <= 2
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]

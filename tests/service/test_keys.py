@@ -14,9 +14,8 @@ import tinker
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig, NotFound
+from halteres.service.keys import LOCAL, KeyFile, KeyRefused, Keys, lifetime_s
 from halteres.service.service import Options
-from halteres.service.tenancy.keys import KeyFile, KeyRefused, Keys, lifetime_s
-from halteres.service.tenancy.tenants import LOCAL
 
 from .scenes import Scene, serving
 
@@ -102,7 +101,7 @@ async def test_a_revoked_or_expired_key_is_refused_at_the_next_request(
     status, text = await asked(scene, **{"X-API-Key": key})
     assert (status, "is revoked" in text) == (401, True)
     later = time.time() + 3601
-    monkeypatch.setattr("halteres.service.tenancy.keys.time.time", lambda: later)
+    monkeypatch.setattr("halteres.service.keys.time.time", lambda: later)
     status, text = await asked(scene, **{"X-API-Key": made.text})
     assert (status, "is expired" in text) == (401, True)
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from contract.requirements import proves
 
-from halteres.service.tenancy.keys import KeyFile
+from halteres.service.keys import KeyFile
 
 from .test_process import SERVICE, running, started
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.runs
 
 REACHABLE = """
 import sys
-from halteres.service import __main__ as service
+from halteres.service import server as service
 service.is_loopback = lambda address: False
 sys.exit(service.main())
 """

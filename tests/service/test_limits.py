@@ -8,8 +8,8 @@ import pytest
 from contract.requirements import proves
 
 from halteres.errors import InvalidConfig
-from halteres.service.routes.middleware import Meter
-from halteres.service.tenancy.limits import (
+from halteres.service.http import Meter
+from halteres.service.limits import (
     Allowances,
     LimitReached,
     Limits,

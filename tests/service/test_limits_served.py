@@ -17,10 +17,10 @@ from deadlines import until
 from halteres.engine.protocol import SampleResult
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY
+from halteres.service.keys import KeyFile
+from halteres.service.limits import Allowances, Limits
 from halteres.service.sampling.samples import MOST_PLACES, PLACES
 from halteres.service.service import Options
-from halteres.service.tenancy.keys import KeyFile
-from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import DATA, STEP, Scene, closing, serving, trainer
 from .test_order import PROTO, pass_body
@@ -108,7 +108,7 @@ async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for
 async def test_the_next_requests_of_many_training_runs_are_bounded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.tenancy.limits.MAX_BODY_BYTES", 1)
+    monkeypatch.setattr("halteres.service.limits.MAX_BODY_BYTES", 1)
     async with limited(tmp_path, waiting_bytes=200) as scene:
         session = await scene.session()
         models = [await scene.model(session, seq) for seq in range(4)]

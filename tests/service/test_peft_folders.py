@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
-from halteres.service.checkpoints.peft_folders import (
+from halteres.service.checkpoint_folders import (
     check_adapter,
     copy_adapter,
-    copy_for_tinker,
     has_own_head,
     rename_tensors,
     tensor_names,
@@ -58,7 +57,7 @@ def adapter(tmp_path: Path) -> Path:
 
 def copied(adapter: Path, base: Path, into: Path) -> dict[str, torch.Tensor]:
     into.mkdir()
-    copy_for_tinker(adapter, into, base)
+    copy_adapter(adapter, into, for_tinker=base)
     assert {file.name for file in into.iterdir()} == {"adapter_config.json", WEIGHTS}
     return load_file(into / WEIGHTS)
 
@@ -125,7 +124,7 @@ async def test_peft_computes_our_logits_from_either(tied: Path, tmp_path: Path) 
         tokens = prompts(1, low=30)[0]
         datum = pair(tokens, weights=[1.0] * (len(tokens) - 1))
         passed = await engine.forward_backward("a", (datum,), CROSS_ENTROPY, forward_only=True)
-    for name, copy in (("plain", copy_adapter), ("export", lambda a, b: copy_for_tinker(a, b, tied))):
+    for name, copy in (("plain", copy_adapter), ("export", lambda a, b: copy_adapter(a, b, for_tinker=tied))):
         (tmp_path / name).mkdir()
         copy(tmp_path / "saved", tmp_path / name)
         mapping = {"key_mapping": {"model.unembed_tokens": "lm_head"}} if name == "export" else {}

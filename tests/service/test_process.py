@@ -34,7 +34,7 @@ SERVICE = ("-m", "halteres.service")
 NEVER_READY = """
 import sys
 from halteres.engine.process import EngineCommand
-from halteres.service.__main__ import main
+from halteres.service.server import main
 EngineCommand.argv = lambda *_: [sys.executable, "-c", "import signal; signal.pause()"]
 sys.exit(main())
 """
@@ -42,7 +42,7 @@ sys.exit(main())
 NO_PROCESSES = """
 import sys
 from halteres.engine.process import EngineChild
-from halteres.service.__main__ import main
+from halteres.service.server import main
 def spawn(*_):
     raise BlockingIOError(11, "Resource temporarily unavailable")
 EngineChild.spawn = spawn

@@ -14,7 +14,7 @@ from contract.requirements import proves
 from tinker import types
 
 from halteres.models import TINY
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.keys import LOCAL
 
 from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halteres.service.routes.middleware import MOST_RUNS, RequestCounts
+from halteres.service.http import MOST_RUNS, RequestCounts
 
 from .scenes import Scene, closing, trainer
 

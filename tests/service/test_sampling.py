@@ -15,10 +15,10 @@ from tinker import types
 
 from halteres.errors import ProcessFailed
 from halteres.models import TINY
+from halteres.service.limits import Allowances, Limits
 from halteres.service.sampling import snapshots
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.service import Options
-from halteres.service.tenancy.limits import Allowances, Limits
 
 from .scenes import BASE, DATA, STEP, Scene, closing, prompt, serving, trainer
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from halteres.cli import serve
 from halteres.errors import InvalidData
-from halteres.service import __main__ as process
+from halteres.service import server as process
 from halteres.service.routes.training import STAND_IN
 from halteres.service.service import Options
 from halteres.service.wire.training import PassRequest, read_json_pass, read_pass
@@ -90,10 +90,16 @@ def test_spans_that_do_not_cover_the_targets_are_a_flaw_of_the_loss_that_reads_t
     assert numbers(by_proto(judged([0] * 5, spans), "importance_sampling")) is None
 
 
-@pytest.mark.parametrize("spans", [5, [7], [{"sampled_tokens": {"length": "x"}}], [{"sampled_tokens": {"length": 5}}]])
-def test_json_spans_that_cannot_be_read_are_too(spans: Any) -> None:
-    assert isinstance(by_json({"loss_fn_input_spans": spans}).flaw, InvalidData)
-    assert by_json({"loss_fn_input_spans": spans}, "cross_entropy").flaw is None
+def test_a_json_span_that_names_no_sequence_is_too() -> None:
+    spans = {"loss_fn_input_spans": [{"sampled_tokens": {"length": 5}}]}
+    assert isinstance(by_json(spans).flaw, InvalidData)
+    assert by_json(spans, "cross_entropy").flaw is None
+
+
+@pytest.mark.parametrize("spans", [5, [7], [{"sampled_tokens": {"length": "x"}}]])
+def test_json_spans_that_cannot_be_read_are_refused(spans: Any) -> None:
+    with pytest.raises(InvalidData):
+        by_json({"loss_fn_input_spans": spans})
 
 
 @proves("loss:stable_reinforce")

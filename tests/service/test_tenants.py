@@ -13,7 +13,7 @@ import pytest
 from contract.requirements import proves
 
 from halteres.models import TINY
-from halteres.service.tenancy.keys import KeyFile
+from halteres.service.keys import KeyFile
 from halteres.service.wire import tinker_public_pb2 as pb
 
 from .scenes import Scene, serving

@@ -12,8 +12,8 @@ from contract.requirements import proves
 from tinker import types
 
 from halteres.models import TINY
-from halteres.service.checkpoints.store import Checkpoint
-from halteres.service.tenancy.tenants import LOCAL
+from halteres.service.checkpoints import Checkpoint
+from halteres.service.keys import LOCAL
 
 from .scenes import BASE, DATA, KEY, STEP, Scene, datum, prompt, trainer
 

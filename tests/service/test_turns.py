@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from halteres.service.tenancy.fair_queue import FairQueue
+from halteres.service.limits import FairQueue
 
 
 class Queue:

@@ -13,7 +13,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 from halteres.engine.protocol import Array, PassResult, SampleResult, Sequence, TopK, Wanted
 from halteres.errors import InvalidData
-from halteres.service.wire import bodies, codec, results, tinker_public_pb2, training
+from halteres.service.wire import bodies, results, tinker_public_pb2, training
 
 from .test_order import pass_body
 
@@ -60,7 +60,7 @@ def test_a_body_that_is_unpacked_is_in_memory_once() -> None:
     packed = zstandard.compress(bytes(size))
     tracemalloc.start()
     try:
-        assert len(codec.decompressed(packed, "zstd")) == size
+        assert len(bodies.decompressed(packed, "zstd")) == size
         assert tracemalloc.get_traced_memory()[1] < 1.7 * size
     finally:
         tracemalloc.stop()
@@ -112,16 +112,16 @@ def test_everything_of_a_sample_arrives() -> None:
 def test_compressed_bodies_are_read_up_to_a_limit() -> None:
     body = pass_body("m", 1)
     packed = zstandard.compress(body)
-    assert codec.decompressed(packed, "zstd") == body
+    assert bodies.decompressed(packed, "zstd") == body
     streamed = zstandard.ZstdCompressor().compressobj()
-    assert codec.decompressed(streamed.compress(body) + streamed.flush(), "zstd") == body  # which names no size
+    assert bodies.decompressed(streamed.compress(body) + streamed.flush(), "zstd") == body  # which names no size
     with pytest.raises(InvalidData, match="too large"):
-        codec.decompressed(zstandard.compress(bytes(2**26)), "zstd", 2**20)
+        bodies.decompressed(zstandard.compress(bytes(2**26)), "zstd", 2**20)
     for broken in (b"nonsense", b"", packed[:-1], packed[:5], packed + b"x", packed + packed):
         with pytest.raises(InvalidData, match="not valid zstd"):
-            codec.decompressed(broken, "zstd")
+            bodies.decompressed(broken, "zstd")
     with pytest.raises(InvalidData, match="gzip"):
-        codec.decompressed(b"", "gzip")
+        bodies.decompressed(b"", "gzip")
 
 
 def test_a_broken_body_still_gives_its_model_and_number() -> None:
@@ -129,26 +129,26 @@ def test_a_broken_body_still_gives_its_model_and_number() -> None:
         return training.address_of(kind, content_type, body)
 
     body = pass_body("session:train:0", 300)
-    assert address("forward_backward", codec.PROTOBUF, body[:-1]) == ("session:train:0", 300)
-    assert address("forward_backward", codec.PROTOBUF, b"nonsense") is None
-    assert address("save_weights", codec.JSON, b'{"model_id": "m", "seq_id": 2, "path": 5}') == ("m", 2)
-    assert address("forward", codec.JSON, b'{"model_id": "m", "seq_id": 2, "x": NaN}') == ("m", 2)
+    assert address("forward_backward", bodies.PROTOBUF, body[:-1]) == ("session:train:0", 300)
+    assert address("forward_backward", bodies.PROTOBUF, b"nonsense") is None
+    assert address("save_weights", bodies.JSON, b'{"model_id": "m", "seq_id": 2, "path": 5}') == ("m", 2)
+    assert address("forward", bodies.JSON, b'{"model_id": "m", "seq_id": 2, "x": NaN}') == ("m", 2)
     for broken in (b"[1]", b'{"model_id": "m", "seq_id": 0}', b'{"model_id": "m", "seq_id": 1e30}', b"{" * 5000):
-        assert address("optim_step", codec.JSON, broken) is None
+        assert address("optim_step", bodies.JSON, broken) is None
     noise = np.random.default_rng(0).bytes(4000)
-    assert codec.head_of(zstandard.compress(noise)[:-9], "zstd") == noise[: codec.HEAD_BYTES]
-    assert codec.head_of(zstandard.compress(body) + b"x", "zstd") == body[: codec.HEAD_BYTES]
-    assert codec.head_of(b"nonsense", "zstd") == b""
+    assert bodies.head_of(zstandard.compress(noise)[:-9], "zstd") == noise[: bodies.HEAD_BYTES]
+    assert bodies.head_of(zstandard.compress(body) + b"x", "zstd") == body[: bodies.HEAD_BYTES]
+    assert bodies.head_of(b"nonsense", "zstd") == b""
 
 
 @pytest.mark.parametrize("seq", [0, -1])
 def test_a_request_without_a_number_of_its_own_is_refused(seq: int) -> None:
     with pytest.raises(InvalidData, match="seq_id"):
-        training.read_request("forward_backward", codec.PROTOBUF, pass_body("m", seq))
+        training.read_request("forward_backward", bodies.PROTOBUF, pass_body("m", seq))
     with pytest.raises(InvalidData, match="seq_id"):
-        training.read_request("optim_step", codec.JSON, b'{"model_id": "m", "seq_id": %d}' % seq)
+        training.read_request("optim_step", bodies.JSON, b'{"model_id": "m", "seq_id": %d}' % seq)
     with pytest.raises(InvalidData, match="seq_id"):
-        training.read_request("forward_backward", codec.PROTOBUF, b"")
+        training.read_request("forward_backward", bodies.PROTOBUF, b"")
 
 
 @proves("sample:no-images")

@@ -14,8 +14,8 @@ from halteres.engine.protocol import Array
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire import training
-from halteres.service.wire.arrays import MAX_CELLS, Budget, tensor_of
 from halteres.service.wire.bodies import Tensor
+from halteres.service.wire.training import MAX_CELLS, Budget, tensor_of
 
 CSR = {"shape": [3, 4], "sparse_crow_indices": [0, 2, 2, 3], "sparse_col_indices": [3, 0, 1]}
 FULL = [[9, 0, 0, 7], [0, 0, 0, 0], [0, 8, 0, 0]]

@@ -45,7 +45,7 @@ def test_a_run_trains_to_its_last_step_without_torch_and_leaves_its_final_weight
 
 
 def saved(run: Run, tinker_path: str) -> Path:
-    from halteres.service.checkpoints.paths import folder_of
+    from halteres.service.checkpoint_folders import folder_of
 
     return folder_of(run.world.folder / "service", tinker_path)
 

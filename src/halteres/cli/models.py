@@ -175,6 +175,6 @@ def add_checkpoint(
 ) -> None:
     """Copy an adapter into a service's state: it can be trained on and sampled from; the service may be running."""
     from halteres.config import environ
-    from halteres.service.checkpoints.peft_folders import add_adapter
+    from halteres.service.checkpoint_folders import add_adapter
 
     typer.echo(str(add_adapter(folder, name, state or environ.home() / "service", tenant=tenant)))

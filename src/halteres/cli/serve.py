@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halteres.service.tenancy.keys import KeyFile
+    from halteres.service.keys import KeyFile
 
 app = typer.Typer(
     help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
@@ -157,7 +157,7 @@ def create(
     state: State = None,
 ) -> None:
     """Make a key and print it, this once; a service that runs takes it at once."""
-    from halteres.service.tenancy.keys import lifetime_s
+    from halteres.service.keys import lifetime_s
 
     file = _key_file(state)
     made = file.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
@@ -204,7 +204,7 @@ def revoke(
 
 def _key_file(state: Path | None) -> KeyFile:
     from halteres.config import environ
-    from halteres.service.tenancy.keys import KeyFile
+    from halteres.service.keys import KeyFile
 
     return KeyFile(state or environ.home() / "service")
 

@@ -6,7 +6,7 @@ engines.
 Never: computes anything with weights (an engine does), loads torch, lets one tenant's numbers depend on another's.
 Guarantees: what was accepted outlives the process, and is executed in the order of its numbers, each at most once.
 
-Sub-packages stand in this order, each above those that it may import: `wire`, `tenancy`, `durable`, `checkpoints`,
-`sampling`, then `inference` and `routes`, which alone know HTTP. A training run's requests wait in `models`, are
-executed by `execution`, and reach the engine through `adapters`, which brings back what an engine lost.
+Each of these may import those before it: `wire`, `keys` and `limits`, `durable`, `checkpoints`, `training_runs` (where
+a run's requests wait), `sampling`, `execution` (which brings back what an engine lost), `service`, then `http`,
+`inference` and `routes`, which alone know HTTP.
 """

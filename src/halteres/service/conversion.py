@@ -1,21 +1,29 @@
-"""Adapters in other forms: alone, merged into their base model, in one GGUF file."""
+"""Adapters in other forms: alone, merged into their base model, in one GGUF file, exported for others.
+
+Exports are files that only their recipients can read where that is asked for (age-encryption.org/v1, by the library
+pyrage, the extra `age`).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from halteres.config import environ
 from halteres.engine.folders import size_of, written
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import MergedType
-from halteres.errors import Conflict, NotFound, ProcessFailed
+from halteres.engine.protocol import MergedType, Saved, Trains
+from halteres.errors import Conflict, InvalidData, NotFound, ProcessFailed, ServerError, UserError, boundary
 from halteres.service.base import BaseModel
-from halteres.service.checkpoints.peft_folders import check_adapter, copy_adapter
+from halteres.service.checkpoint_folders import FILES, check_adapter, copy_adapter
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf.py", "convert-hf-to-gguf")
 """Names that llama.cpp's converter is installed under."""
@@ -36,13 +44,8 @@ def write_adapter(adapter: Path, out: Path) -> int:
 async def write_merged(
     base: BaseModel, adapter: Path, out: Path, *, dtype: MergedType = "base", threads: int | None = None
 ) -> int:
-    """The base model with the adapter merged in, in Hugging Face format; returns its bytes.
-
-    Raises:
-        InvalidData: it does not fit the base model.
-        ProcessFailed: the engine did not start.
-        HalteresError: as `write_adapter`.
-    """
+    """The base model with the adapter merged in, in Hugging Face format; returns its bytes. InvalidData where it does
+    not fit the base model, ProcessFailed where the engine does not start."""
     _refuse_full(out)
     check_adapter(adapter)
     command = EngineCommand(backend="torch", folder=base.folder, name=base.name, threads=threads)
@@ -65,13 +68,8 @@ async def write_gguf(
     dtype: MergedType = "base",
     threads: int | None = None,
 ) -> int:
-    """The merged model as OUT/model.gguf, by llama.cpp's converter; returns its bytes.
-
-    Raises:
-        NotFound: no converter is installed.
-        ProcessFailed: it failed; its last words are in the error.
-        HalteresError: as `write_merged`.
-    """
+    """The merged model as OUT/model.gguf, by llama.cpp's converter; returns its bytes. NotFound where none is
+    installed, ProcessFailed with its last words where it fails."""
     found = str(converter) if converter else next(filter(None, map(shutil.which, CONVERTERS)), None)
     if found is None or not Path(found).is_file():
         raise NotFound(
@@ -85,24 +83,87 @@ async def write_gguf(
         merged = Path(work) / "merged"
         await write_merged(base, adapter, merged, dtype=dtype, threads=threads)
         with written(out) as place:
-            _convert([*command, str(merged), "--outfile", str(place / GGUF)], place / GGUF)
+            command += [str(merged), "--outfile", str(place / GGUF)]
+            try:
+                ended = await asyncio.to_thread(
+                    subprocess.run, command, capture_output=True, text=True, env=environ.for_sandboxed()
+                )
+            except OSError as error:
+                raise ProcessFailed("The converter cannot be started.", f"{command[0]}: {error.strerror}.") from error
+            if ended.returncode or not (place / GGUF).is_file():
+                last_words = " ".join((ended.stderr or ended.stdout).strip().splitlines()[-3:])
+                raise ProcessFailed(
+                    f"The converter {command[0]} wrote no model (exit code {ended.returncode}).",
+                    last_words or "It said nothing.",
+                    "Export --format merged, and convert that folder yourself.",
+                )
     return size_of(out)
-
-
-def _convert(command: list[str], file: Path) -> None:
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, env=environ.for_sandboxed(), check=False)
-    except OSError as error:
-        raise ProcessFailed("The converter cannot be started.", f"{command[0]}: {error.strerror}.") from error
-    if ended.returncode or not file.is_file():
-        said = " ".join((ended.stderr or ended.stdout).strip().splitlines()[-3:])
-        raise ProcessFailed(
-            f"The converter {command[0]} wrote no model (exit code {ended.returncode}).",
-            said or "It said nothing.",
-            "Export --format merged, and convert that folder yourself.",
-        )
 
 
 def _refuse_full(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise Conflict(f"{out} exists.", "What is in it is not written over.", "Name a new folder with --out.")
+
+
+# Exports
+
+MAX_RECIPIENTS = 10
+SUFFIX = ".age"
+MAX_SHOWN = 24  # characters of a recipient that a message repeats
+
+Encrypt = Callable[[Path, Path], None]
+
+
+def encryption_to(keys: Sequence[str]) -> Encrypt:
+    """What writes a second file that nobody but the recipients can read: native `age1…` keys (X25519) or SSH public
+    keys."""
+    if not 1 <= len(keys) <= MAX_RECIPIENTS:
+        raise InvalidData(
+            f"An export cannot be encrypted to {len(keys)} recipients.",
+            f"It has 1 to {MAX_RECIPIENTS}.",
+            "Leave age_encryption_recipients out for plain files.",
+        )
+    try:
+        pyrage: Any = importlib.import_module("pyrage")
+    except ImportError as error:
+        raise UserError(
+            "This service cannot encrypt an export.",
+            "The package pyrage is not installed beside it.",
+            "Run `pip install 'halteres[age]'` there, or leave age_encryption_recipients out.",
+        ) from error
+    recipients: list[Any] = []
+    for key in map(str.strip, keys):
+        kind = pyrage.x25519.Recipient if key.startswith("age1") else pyrage.ssh.Recipient
+        try:
+            recipients.append(kind.from_str(key))
+        except pyrage.RecipientError as error:
+            raise InvalidData(
+                f"'{key[:MAX_SHOWN]}' is no age recipient.",
+                f"{error}.",
+                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH public key.",
+            ) from error
+
+    def encrypt(source: Path, target: Path) -> None:
+        with boundary(ServerError, "pyrage.encrypt_file"):
+            pyrage.encrypt_file(str(source), str(target), recipients)
+
+    return encrypt
+
+
+async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, encrypt: Encrypt | None) -> Saved:
+    """A training run's weights as files for others, as the base model in `base` needs them."""
+
+    def fill(plain: Path, place: Path) -> None:
+        if encrypt is None:
+            copy_adapter(plain, place, for_tinker=base)
+            return
+        with tempfile.TemporaryDirectory(dir=plain.parent) as folder:
+            copy_adapter(plain, Path(folder), for_tinker=base)
+            for name in FILES:
+                encrypt(Path(folder) / name, place / f"{name}{SUFFIX}")
+
+    with written(folder) as place, tempfile.TemporaryDirectory(dir=place) as work:
+        plain = Path(work) / "plain"
+        saved = await engine.save(model_id, str(plain), False)
+        await asyncio.to_thread(fill, plain, place)
+    return Saved(folder=str(folder), size_bytes=await asyncio.to_thread(size_of, folder), version=saved.version)

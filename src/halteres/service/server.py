@@ -1,17 +1,22 @@
-"""One service answering on one socket until it is told to end."""
+"""The service's process: its command line, and one service answering on one socket until it is told to end."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import logging
 import math
 import os
+import signal
 import socket
 import ssl
+import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import uvicorn
@@ -20,21 +25,166 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
+from halteres.config import environ
+from halteres.engine.process import EngineCommand, EngineProcess
+from halteres.engine.protocol import BaseType
 from halteres.errors import HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
-from halteres.loopback import MOST_HEAD_BYTES, Server, url_of
-from halteres.service.answers import on_bug, on_error, on_gone, on_missing
-from halteres.service.base import BaseModel
+from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, is_loopback, open_listener, url_of
+from halteres.models import TINY
+from halteres.process import begin, usable_cores
+from halteres.scores import is_address
+from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet, Host
+from halteres.service.http import CountRequests, Guard, Meter, RequestCounts, on_bug, on_error, on_gone, on_missing
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.http import Shutdown
 from halteres.service.inference.routes import InferenceRoutes
+from halteres.service.keys import KeyFile, Keys
+from halteres.service.limits import read_allowances
 from halteres.service.routes.checkpoints import CheckpointRoutes
-from halteres.service.routes.middleware import CountRequests, Guard, Meter, RequestCounts
 from halteres.service.routes.sessions import SessionRoutes
 from halteres.service.routes.training import TrainingRoutes
 from halteres.service.service import Options, Service, locked, opened
-from halteres.service.tenancy.keys import Keys
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run until SIGTERM, SIGINT or the end of the lifeline; exit code 0, or 1 with one sentence."""
+    arguments = _parser().parse_args()
+    begin("service", private=True)
+    try:
+        asyncio.run(_run(arguments))
+    except HalteresError as error:
+        sys.stderr.write(f"error: {error.sentence}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    state, base = arguments.state, base_model(arguments.model)
+    fleet, options, tls = _fleet(arguments, base), _options(arguments), _tls(arguments)
+    keys = KeyFile(state).read()
+    try:  # beyond the loopback only with keys
+        may_leave = bool(keys) or options.require_keys
+        bound = open_listener(arguments.port, arguments.listen_fd, host=arguments.host, beyond=may_leave)
+    except InvalidConfig as error:
+        next_step = error.next or f"Make a key first: halteres keys create NAME --state {state}"
+        raise InvalidConfig(error.what, error.why, next_step) from error
+    with bound:
+        beyond = not is_loopback(bound.getsockname()[0])
+        if beyond and tls is None:
+            log.warning("Keys and data are readable on the way: use --certificate, or a proxy that ends TLS before it.")
+        if beyond and not any(key.state(time.time()) == "valid" for key in keys):
+            log.warning("No key of %s is valid: nobody can use this service until one is made.", state)
+        await serve(state, base, fleet, bound, replace(options, require_keys=options.require_keys or beyond), tls)
+
+
+def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
+    command = EngineCommand(
+        backend=arguments.engine,
+        folder=base.folder,
+        name=base.name,
+        threads=arguments.threads or max(1, (usable_cores() - 1) // (1 + arguments.samplers)),
+        cache_gb=arguments.cache_gb,
+        dtype=arguments.dtype,
+        device=arguments.device,
+    )
+
+    def engine(name: str) -> EngineProcess:
+        return EngineProcess(
+            command,
+            arguments.state / f"{name}.log",
+            on_death=lambda why: note_end(arguments.state / f"{name}_exit.json", why),
+            on_restart=lambda: log.warning("The engine runs again; what it held comes back when it is asked for."),
+        )
+
+    return Fleet.of(engine("engine"), *(engine(f"sampler-{number + 1}") for number in range(arguments.samplers)))
+
+
+def note_end(file: Path, why: HalteresError) -> None:
+    """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.run_processes`)."""
+    log.error("%s", why)
+    exit = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
+    with suppress(OSError):  # the log has it
+        replace_file(file, json.dumps(exit).encode())
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    reward_models = dict[str, str]()
+    for given in arguments.reward_model:
+        name, _, address = given.partition("=")
+        if not name or not is_address(address):
+            raise InvalidConfig(
+                f"'{given}' is no reward model.",
+                "It is NAME=URL: the service loads none itself.",
+                "halteres reward serve DIR gives it an address.",
+            )
+        reward_models[name] = address
+    return Options(
+        sample_logprobs=arguments.sample_logprobs,
+        own_key=environ.service_key(),
+        require_keys=arguments.require_keys,
+        refuse_stable_reinforce=arguments.refuse_stable_reinforce,
+        replay_s=arguments.replay_s,
+        weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
+        limits=read_allowances(arguments.state, arguments.limit),
+        reward_models=reward_models,
+    )
+
+
+def _tls(arguments: argparse.Namespace) -> Tls | None:
+    certificate, key = arguments.certificate, arguments.certificate_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidConfig("--certificate and --certificate-key come together.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InvalidConfig(
+            f"The certificate {certificate} and its key {key} cannot be used.",
+            f"{error}.",
+            "Give the chain with --certificate and its key, without a password, with --certificate-key: both PEM.",
+        ) from error
+    return Tls(certificate, key)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m halteres.service", description="The training service.")
+    add = parser.add_argument
+    add("--state", type=Path, required=True, help="directory that everything durable is kept in")
+    add("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
+    add("--port", type=int, default=8001, help="0 takes a free one")
+    add("--listen-fd", type=int, help="an inherited socket that listens already")
+    add("--engine", choices=("torch", "scripted"), default="torch")
+    add("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
+    samplers = "engines that only sample, each a process; 0: the one that trains does"
+    add("--samplers", type=int, default=0, help=samplers)
+    add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
+    add("--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb")
+    add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    add("--device", choices=environ.DEVICES, help="what engines compute on; default: HALTERES_DEVICE, or cpu")
+    add("--require-keys", action="store_true", help="ask for a key also while none was made")
+    add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
+    add("--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose")
+    add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    refuse = "rather than compute it by a formula of ours"
+    add("--refuse-stable-reinforce", action="store_true", help=refuse)
+    replay = "engine seconds after which an adapter's restore point is due; 0: after every request"
+    add("--replay-s", type=float, default=Options().replay_s, help=replay)
+    weights = (
+        "for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a quarter"
+        " of the memory that the model leaves free (on a GPU, say how much)"
+    )
+    add("--weights-gb", type=float, help=weights)
+    add("--certificate", type=Path, help="for TLS: PEM file with the chain")
+    add("--certificate-key", type=Path, help="... and the file of its private key")
+    return parser
+
 
 KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
@@ -42,27 +192,21 @@ KEEP_ALIVE_S = 900
 DRAIN_S = 2  # how long answers under way may take after the end was asked for
 EVERY_S = 60.0  # the same warning is written so often at most
 
-log = logging.getLogger(__name__)
-
 
 class Seldom(logging.Filter):
     """Lets each warning of uvicorn's through once a minute: no line per bad request."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._written: dict[str, float] = {}
+    written: dict[str, float] = {}  # noqa: RUF012 - one for all, as uvicorn's logger is
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
         if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
             return False  # uvicorn has said in a line of its own that it cancels what did not end in time
-        if record.levelno != logging.WARNING:
-            return True
         now = time.monotonic()
-        due = now - self._written.get(record.msg, -math.inf) >= EVERY_S
-        if due:
-            self._written[record.msg] = now
-        return due
+        if record.levelno == logging.WARNING and now - self.written.get(record.msg, -math.inf) < EVERY_S:
+            return False
+        self.written[record.msg] = now
+        return True
 
 
 SELDOM = Seldom()
@@ -70,20 +214,14 @@ SELDOM = Seldom()
 
 def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     """The routes over an open service, those called most first; `shutdown` cuts answers short."""
-    counts = RequestCounts()
-    rooms = (
-        TrainingRoutes(service),
-        InferenceRoutes(Inference(service)),
-        SessionRoutes(service),
-        CheckpointRoutes(service),
-        counts,
-    )
-    keys = Keys(service.state, required=service.options.require_keys, own=service.options.own_key)
+    counts, inference, options = RequestCounts(), Inference(service), service.options
+    routes = (TrainingRoutes(service), InferenceRoutes(inference), SessionRoutes(service), CheckpointRoutes(service))
+    keys = Keys(service.state, required=options.require_keys, own=options.own_key)
     app = Starlette(
-        routes=[route for room in rooms for route in room.table()],
+        routes=[route for part in (*routes, counts) for route in part.table()],
         middleware=[
             Middleware(CountRequests, counts=counts),
-            Middleware(Guard, keys=keys, meter=Meter(service.options.limits)),
+            Middleware(Guard, keys=keys, meter=Meter(options.limits)),
         ],
         exception_handlers={
             HalteresError: on_error,
@@ -96,23 +234,11 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     return app
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(NamedTuple):
     """What a server shows that it is who it says."""
 
     certificate: Path  # PEM, with the chain
     key: Path  # PEM, private
-
-    def check(self) -> None:
-        """Read both."""
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise InvalidConfig(
-                f"The certificate {self.certificate} and its key {self.key} cannot be used.",
-                f"{error}.",
-                "Give the chain with --certificate and its key, without a password, with --certificate-key: both PEM.",
-            ) from error
 
 
 class ServiceServer(Server):
@@ -206,5 +332,5 @@ def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> No
     try:
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
-        why, remedy = f"{error.strerror or error}.", f"See that {state} is yours to write and not full"
-        raise ServerError(f"{file} cannot be written.", why, f"{remedy}, and start the service again.") from error
+        next_step = f"See that {state} is yours to write and not full, and start the service again."
+        raise ServerError(f"{file} cannot be written.", f"{error.strerror or error}.", next_step) from error

@@ -22,22 +22,19 @@ from typing import Literal
 
 from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boundary
 from halteres.process import steady_time
-from halteres.service.adapters import Adapters, CustomLosses
 from halteres.service.base import BaseModel, WeightsBudget
-from halteres.service.checkpoints.store import Checkpoints
+from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
-from halteres.service.durable.journal import Journal, Recorded
-from halteres.service.execution import Training
+from halteres.service.durable.journal import FILE, Journal, Recorded
+from halteres.service.execution import Adapters, CustomLosses, Training
 from halteres.service.fleet import Fleet
+from halteres.service.keys import Tenant
+from halteres.service.limits import Allowances, Threads
 from halteres.service.sampling.samplers import Samplers, sampler_id
 from halteres.service.sampling.samples import Samples
 from halteres.service.sampling.snapshots import Snapshots
-from halteres.service.sessions import Session, Sessions
-from halteres.service.tenancy.fair_queue import Threads
-from halteres.service.tenancy.limits import Allowances
-from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training_runs import Job, Models
-from halteres.service.wire.training import Request, read_request
+from halteres.service.training_runs import Job, Models, Session, Sessions
+from halteres.service.wire.training import Request
 from halteres.text import Tokenizer, load_tokenizer
 
 FULL_KEEP_S = 60.0  # how long a settled request may be asked for again of a journal that has grown too large
@@ -146,7 +143,13 @@ class Reaper:
 
     async def reap(self, now: float) -> None:
         """One look; what cannot be cleared away now stays until the next."""
-        for clear in (self._service.checkpoints.expire, self._clear_adapters, self._clear_requests):
+        service, options, journal = self._service, self._service.options, self._service.journal
+
+        async def forget_requests(now: float) -> None:
+            full = await journal.used_bytes() > options.journal_bytes
+            await journal.forget(now - (FULL_KEEP_S if full else options.keep_requests_s))
+
+        for clear in (service.checkpoints.expire, self._clear_adapters, forget_requests):
             try:
                 with boundary(ServerError, "Clearing away"):
                     await clear(now)
@@ -166,11 +169,6 @@ class Reaper:
                     await service.adapters.forget(model)
                     await service.samplers.forget(model)
 
-    async def _clear_requests(self, now: float) -> None:
-        journal, options = self._service.journal, self._service.options
-        full = await journal.used_bytes() > options.journal_bytes
-        await journal.forget(now - (FULL_KEEP_S if full else options.keep_requests_s))
-
     async def retire(self, session: Session) -> None:
         """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
         for model in self._service.models.of_session(session.id):
@@ -185,7 +183,7 @@ async def recover(service: Service) -> None:
         if row.kind == GENERATE:
             futures.settle(futures.adopt(row), LOST_SAMPLE)
         elif row.kind == SAMPLE:
-            await service.samples.again(row)
+            await service.samples.redraw(row)
         elif row.kind in AT_ONCE:
             futures.settle(futures.adopt(row), outcome_of_earlier(row))
         else:
@@ -200,12 +198,11 @@ def _into_queue(service: Service, row: Recorded) -> None:
         model = service.models.of_id(row.subject)
         if model is None or row.seq is None:
             raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
-        body = read_request(row.kind, row.content_type, row.body)
+        request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
     except HalteresError as error:
         service.futures.settle(future, failure(error))
-        return
-    request = Request(id=row.id, kind=row.kind, seq=row.seq, body=body, drawn=row.drawn or {})
-    model.queue.put(Job(model, request, future))
+    else:
+        model.queue.put(Job(model, request, future))
 
 
 @contextmanager
@@ -236,7 +233,7 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
 
     What is open then stays accepted in the journal: the next service on this state goes on with it.
     """
-    journal = Journal(state / "journal.sqlite")
+    journal = Journal(state / FILE)
     await journal.open()
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Training runs: who owns one, where its adapter is, and the order of its requests.
+"""Sessions and their training runs: who owns one, where its adapter is, and the order of its requests.
 
 put(7) put(8)      gap at 6: both wait
 put(6)             6, 7, 8 run, one after the other
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,13 +19,109 @@ import msgspec
 from sqlalchemy import update
 
 from halteres.engine.protocol import LoraConfig, Trains
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, boundary, unknown
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, boundary, shortened, unknown
 from halteres.process import steady_time
 from halteres.service.durable.futures import Future, Futures, Outcome, Place, failure, outcome_of
-from halteres.service.durable.journal import Journal
-from halteres.service.durable.tables import BURNT, MODELS
-from halteres.service.tenancy.tenants import Tenant
+from halteres.service.durable.journal import BURNT, MODELS, SESSIONS, Journal
+from halteres.service.keys import Tenant
 from halteres.service.wire.training import Request
+
+log = logging.getLogger(__name__)
+
+
+RUN_KEY = "halteres_run"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """One client."""
+
+    id: str
+    tenant: Tenant
+    tags: list[str]
+    user_metadata: dict[str, Any]
+    project_id: str | None = None
+    display_name: str | None = None
+    created_at: float  # unix s
+    last_seen: float  # unix s
+    finished: str | None = None  # success, errored or interrupted
+    finished_at: float | None = None  # unix s
+
+    @property
+    def run(self) -> str | None:
+        """The run whose trainer this is."""
+        run = self.user_metadata.get(RUN_KEY)
+        return run if isinstance(run, str) else None
+
+
+class Sessions:
+    """All sessions of this state directory."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._known: dict[str, Session] = {}
+
+    async def open(self) -> None:
+        """Know again those of an earlier life of the service."""
+        now = steady_time()  # nobody could be heard meanwhile
+        for row in await self._journal.rows(SESSIONS):
+            self._known[row["id"]] = Session(**row, last_seen=now)
+
+    async def create(
+        self,
+        tenant: Tenant,
+        user_metadata: dict[str, Any],
+        tags: list[str],
+        project_id: str | None = None,
+        display_name: str | None = None,
+    ) -> Session:
+        """A new session."""
+        now = steady_time()
+        session = Session(
+            id=str(uuid.uuid4()),
+            tenant=tenant,
+            tags=tags,
+            user_metadata=user_metadata,
+            project_id=project_id,
+            display_name=display_name,
+            created_at=now,
+            last_seen=now,
+        )
+        await self._journal.put(SESSIONS, session)
+        self._known[session.id] = session
+        return session
+
+    def find(self, session_id: str, tenant: Tenant) -> Session:
+        """The session of this id, seen now."""
+        session = self._known.get(session_id)
+        if session is None or session.tenant != tenant:
+            raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")
+        session.last_seen = steady_time()
+        return session
+
+    def of_model(self, session_id: str) -> Session:
+        """The session of a training run or sampler that was found for its owner; it is not seen by this."""
+        return self._known[session_id]
+
+    def finish(self, session: Session, reason: str) -> None:
+        """The client is done; the first reason stays."""
+        if session.finished is None:
+            session.finished, session.finished_at = reason, steady_time()
+            self._update(session, finished=reason, finished_at=session.finished_at)
+
+    def move(self, session: Session, project_id: str) -> None:
+        """Into another project."""
+        session.project_id = project_id
+        self._update(session, project_id=project_id)
+
+    def all(self, tenant: Tenant | None = None) -> list[Session]:
+        """The sessions of a tenant, or every one; oldest first."""
+        return [session for session in self._known.values() if tenant in (None, session.tenant)]
+
+    def _update(self, session: Session, **values: Any) -> None:
+        statement = update(SESSIONS).where(SESSIONS.c.id == session.id).values(**values)
+        self._journal.post(lambda connection: connection.execute(statement))
+
 
 MAX_WAITING = 4096  # requests of one model that may wait for an earlier one
 
@@ -33,14 +130,12 @@ GAP_S = 900.0
 
 EVERY_SEQ = 2**63 - 1  # above every request's number
 
-AGAIN = "Make a new training client, from a checkpoint if there is one."
-
-log = logging.getLogger(__name__)
+NEW_CLIENT = "Make a new training client, from a checkpoint if there is one."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Placement:
-    """Where a training run's adapter is, and from what it would come back; `service.adapters` changes it."""
+    """Where a training run's adapter is, and from what it would come back; `service.execution` changes it."""
 
     engine: Trains | None = None  # the engine that holds it
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
@@ -104,7 +199,7 @@ class RequestQueue:
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:
             what, why = f"Request {seq} of this model comes too late.", f"request {self._next} is next."
-            self._refuse(job, InvalidData(what, f"It was refused or lost before, and {why}", AGAIN))
+            self._refuse(job, InvalidData(what, f"It was refused or lost before, and {why}", NEW_CLIENT))
             return
         self._waiting[seq] = job
         job.future.place = partial(self._place, seq)
@@ -165,8 +260,7 @@ class RequestQueue:
     async def _drain(self) -> None:
         try:
             while not self._futures.closing and (job := self._waiting.pop(self._next, None)) is not None:
-                outcome = await outcome_of(job.future, lambda job=job: self._work.execute(job))
-                self._futures.settle(job.future, outcome)
+                self._futures.settle(job.future, await outcome_of(job.future, self._work.execute(job)))
                 try:
                     with boundary(ServerError, "What follows a request"):
                         await self._work.afterwards(job)
@@ -198,7 +292,7 @@ class RequestQueue:
         what = f"Request {missing} of this model never arrived, and this one comes after it."
         why = "Its client gave its number away and did not send it: an error was raised there before."
         for job in jobs.values():
-            self._refuse(job, InvalidData(what, why, AGAIN))
+            self._refuse(job, InvalidData(what, why, NEW_CLIENT))
 
 
 def model_id_of(session_id: str, seq: int) -> str:
@@ -222,14 +316,12 @@ class Models:
             point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
             known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
-            placement, queue = Placement(point=point, forgotten=covered == EVERY_SEQ), self._queue(next_seq)
+            queue = RequestQueue(self._futures, self._tasks, self._work, next_seq)
+            placement = Placement(point=point, forgotten=covered == EVERY_SEQ)
             self._enter(Model(**row, lora=lora, queue=queue, last_request_at=steady_time(), placement=placement))
         for run, seq in burnt:
             if run in self._known:
                 self._known[run].queue.burn(seq)
-
-    def _queue(self, next_seq: int = 0) -> RequestQueue:
-        return RequestQueue(self._futures, self._tasks, self._work, next_seq)
 
     def _enter(self, model: Model) -> None:
         self._known[model.id] = model
@@ -262,14 +354,17 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            facts: dict[str, Any] = {
-                "id": model_id,
-                "session_id": session_id,
-                "tenant": tenant,
-                "base_model": base_model,
-            }
-            now, queue = steady_time(), self._queue()
-            model = Model(**facts, queue=queue, user_metadata=user_metadata, created_at=now, last_request_at=now)
+            now = steady_time()
+            model = Model(
+                id=model_id,
+                session_id=session_id,
+                tenant=tenant,
+                base_model=base_model,
+                queue=RequestQueue(self._futures, self._tasks, self._work),
+                user_metadata=user_metadata,
+                created_at=now,
+                last_request_at=now,
+            )
             await record(self._journal, model)
             if model_id not in self._known:  # a repetition may have been faster
                 self._enter(model)
@@ -293,5 +388,4 @@ async def record_point(journal: Journal, model: Model, seq: int | None) -> None:
     """Write down that the newest restore point was taken after the request of this number; or that there is none any
     more, and that no request of the training run is needed."""
     values = {"point": seq, "covered": EVERY_SEQ if seq is None else seq, "settled": model.queue.settled}
-    statement = update(MODELS).where(MODELS.c.id == model.id).values(**values)
-    await journal.transact(lambda connection: connection.execute(statement))
+    await journal.change(update(MODELS).where(MODELS.c.id == model.id).values(**values))

@@ -14,7 +14,7 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import NextStep
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run, list_runs, runs_home
 from halteres.service.base import BaseModel, base_model
-from halteres.service.checkpoints.paths import folder_of
+from halteres.service.checkpoint_folders import folder_of
 
 CONFIG = "adapter_config.json"
 

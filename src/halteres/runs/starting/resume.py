@@ -11,9 +11,7 @@ of the step under way are drawn again.
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,22 +152,9 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
 
 def _copy_service_state(source: Path, target: Path) -> None:
     """Checkpoints and journal, and nothing else: what the new service appends to must not be the old one's."""
+    from halteres.service.durable.journal import copy_without_requests
+
     target.mkdir(exist_ok=True)
     if (source / "checkpoints").is_dir():
         shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
-    journal = "journal.sqlite"
-    if not (source / journal).is_file():
-        return
-    # Copied first and opened then: to open the old one would write its write-ahead log into it.
-    for name in (journal, f"{journal}-wal"):
-        if (source / name).is_file():
-            shutil.copy2(source / name, target / name)
-    with closing(sqlite3.connect(target / journal)) as copy:
-        # What was open there must not be executed again here, nor its adapters brought back: checkpoints come along.
-        for statement in ("DELETE FROM requests", "DELETE FROM burnt", "UPDATE models SET point = NULL"):
-            with suppress(
-                sqlite3.OperationalError
-            ):  # a journal of another version, which the service refuses by itself
-                copy.execute(statement)
-        copy.commit()
-        copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where the old service died with rows in its log
+    copy_without_requests(source, target)

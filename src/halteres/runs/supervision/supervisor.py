@@ -114,7 +114,7 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
 
 def export_adapter(run: RunDirectory) -> Path:
     """Copy the final weights, as a PEFT folder, to RUN/adapter. NotFound where they do not exist."""
-    from halteres.service.checkpoints.paths import folder_of
+    from halteres.service.checkpoint_folders import folder_of
 
     checkpoint = final_checkpoint(run)
     if checkpoint is None or not checkpoint.get("sampler_path"):

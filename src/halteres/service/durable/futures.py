@@ -24,9 +24,8 @@ from halteres.engine.loss_graphs.validation import checked
 from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
 from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
-from halteres.service.tenancy.tenants import Tenant
-from halteres.service.wire.bodies import CreateCustomLoss, read
-from halteres.service.wire.codec import JSON, PROTOBUF
+from halteres.service.keys import Tenant
+from halteres.service.wire.bodies import JSON, PROTOBUF, CreateCustomLoss, read
 
 POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
 KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
@@ -107,19 +106,42 @@ class Future:
         )
 
 
+CLONE = 10**9  # sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One settled sample."""
+
+    state: str  # finished or failed
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+    @classmethod
+    def of(cls, request_id: str, state: State, size: int | None) -> Completion:
+        """As the client reads it."""
+        if state != "done":
+            return cls(state="failed", request_id=request_id)
+        return cls(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
+
+
+def _cursor_of(settled_at: float) -> int:
+    """Microseconds of unix time, no two the same."""
+    return round(settled_at * 1e6)
+
+
 class Futures:
     """All futures that are open, and those settled of late."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.poll_s, self._keep_s = POLL_S, KEEP_S
+        self.poll_s = POLL_S
         self._by_id: dict[str, Future] = {}
         self._by_key: dict[str, Future] = {}
         self._settled: deque[Future] = deque()  # oldest first
         self._settled_bytes = 0
         self._open_bytes: Counter[Tenant] = Counter()
-        self.last_settled_at = self.forgotten_at = steady_time()  # unix s; of the newest, and of the last in no memory
-        self.grown = asyncio.Event()  # until the next one is settled, or the service ends
+        self._last_at = self._forgotten_at = steady_time()  # unix s; of the newest, and of the last in no memory
+        self._grown = asyncio.Event()  # until the next one is settled, or the service ends
         self.closing = False
         self.redraw: Callable[[Recorded], Awaitable[Future]] | None = None  # executes a settled sample once more
 
@@ -128,11 +150,8 @@ class Futures:
         return self._by_key.get(key)
 
     async def accept(self, entry: Entry) -> tuple[Future, bool]:
-        """Record a request; returns its future, and whether it is new and now to be executed.
-
-        Raises:
-            NotReady: the journal cannot be written. The request was not accepted.
-        """
+        """Record a request; returns its future, and whether it is new and now to be executed. NotReady where the
+        journal cannot be written: the request was not accepted."""
         while (future := self._by_key.get(entry.key)) is not None:
             await future.recorded.wait()  # an id may be given only once its row is there
             if self._by_key.get(entry.key) is future:
@@ -163,7 +182,7 @@ class Futures:
             return
         future.outcome = outcome
         self._open_bytes[future.tenant] -= future.size
-        future.settled_at = self.last_settled_at = max(steady_time(), self.last_settled_at + 2e-6)
+        future.settled_at = self._last_at = max(steady_time(), self._last_at + 2e-6)
         self._settled.append(future)
         self._settled_bytes += len(outcome.body)
         ended = Ended(
@@ -175,23 +194,15 @@ class Futures:
         )
         self._journal.settle(ended)
         self._wake(future)
-        oldest = steady_time() - self._keep_s
+        oldest = steady_time() - KEEP_S
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
             gone = self._settled.popleft()
             self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0
-            self.forgotten_at = gone.settled_at
+            self._forgotten_at = gone.settled_at
             self._forget(gone)
 
-    def settled_after(self, cursor: int) -> list[Future]:
-        """Those in memory that were settled after a cursor, oldest first."""
-        return [*takewhile(lambda future: cursor_of(future.settled_at) > cursor, reversed(self._settled))][::-1]
-
     async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
-        """Wait up to `poll_s`.
-
-        Returns:
-            The outcome; or the future, still open; or None for an id that was never given to this tenant.
-        """
+        """The outcome; the future, if it is still open after `poll_s`; None for an id that this tenant never got."""
         future = self._by_id.get(request_id)
         if future is None:
             recorded = await self._journal.recall(request_id)
@@ -227,6 +238,44 @@ class Futures:
         """Of the bodies of a tenant's requests that are not settled yet."""
         return self._open_bytes[tenant]
 
+    async def settled_samples(
+        self, sampler: str, clone: int, cursor: int, hold_s: float
+    ) -> tuple[list[Completion], int]:
+        """Which samples of a sampling session's client were settled after a cursor, and the cursor after that; waits up
+        to `hold_s` while there is none. What has left the memory, the journal knows.
+
+        Args:
+            cursor: of the answer before; 0 means from the beginning. So does one of an earlier life whose clock was
+                ahead: a client ignores what it knows already.
+        """
+        ends = asyncio.get_running_loop().time() + hold_s
+        if cursor > _cursor_of(self._last_at):
+            cursor = 0
+        while True:
+            grown, newest = self._grown, _cursor_of(self._last_at)
+            if cursor < _cursor_of(self._forgotten_at):
+                rows = await self._journal.settled_samples(sampler, cursor / 1e6 - 1e-3)
+                found = [
+                    Completion.of(row.id, row.state, None)
+                    for row in rows
+                    if (row.seq or 0) // CLONE == clone and _cursor_of(row.settled_at or 0.0) > cursor
+                ]
+            else:
+                later = takewhile(lambda one, after=cursor: _cursor_of(one.settled_at) > after, reversed(self._settled))
+                found = [
+                    Completion.of(one.request_id, one.outcome.state, len(one.outcome.body))
+                    for one in [*later][::-1]
+                    if one.outcome and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
+                ]
+            cursor = newest
+            if found or self.closing:
+                return found, cursor
+            try:
+                async with asyncio.timeout_at(ends):
+                    await grown.wait()
+            except TimeoutError:
+                return [], cursor
+
     def close(self) -> None:
         """End every poll now; the client asks again, of whoever comes next."""
         self.closing = True
@@ -235,8 +284,8 @@ class Futures:
     def _wake(self, *futures: Future) -> None:
         for future in futures:
             future.wake.set()
-        self.grown.set()
-        self.grown = asyncio.Event()
+        self._grown.set()
+        self._grown = asyncio.Event()
 
     def _enter(self, entry: Entry) -> Future:
         future = self._by_id[entry.id] = self._by_key[entry.key] = Future.of(entry, entry.id)
@@ -254,10 +303,10 @@ CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
 AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
 
 
-async def settled_at_once(futures: Futures, entry: Entry, work: Callable[[], Awaitable[Outcome]]) -> Future:
+async def settled_at_once(futures: Futures, entry: Entry, work: Awaitable[Outcome]) -> Future:
     """Do the work; the future of its outcome."""
     try:
-        outcome = await work()
+        outcome = await work
     except HalteresError as error:
         outcome = failure(error)
     future, new = await futures.accept(entry)
@@ -288,10 +337,10 @@ def unloaded(model_id: str) -> Outcome:
     return result({"type": UNLOAD_MODEL, "model_id": model_id.removesuffix("/unload")})
 
 
-async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+async def outcome_of(future: Future, work: Awaitable[Outcome]) -> Outcome:
     """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
     try:
-        return await run()
+        return await work
     except HalteresError as error:
         return failure(error)
     except Exception as error:  # the boundary: a bug in one request must not stop its model's queue
@@ -299,73 +348,3 @@ async def outcome_of(future: Future, run: Callable[[], Awaitable[Outcome]]) -> O
         log.exception("Request %s failed, error id %s.", future.request_id, name)
         why = f"{type(error).__name__}: {error}."
         return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
-
-
-CLONE = 10**9  # sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
-
-
-def cursor_of(settled_at: float) -> int:
-    """Microseconds of unix time, no two the same."""
-    return round(settled_at * 1e6)
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One settled sample."""
-
-    state: str  # finished or failed
-    request_id: str
-    response_payload_uncompressed_size: int | None = None
-
-
-class Completions:
-    """Which samples of a sampling session's client are settled: one poll for all of them.
-
-    What has left the memory, or was settled in an earlier life of the service, the journal tells.
-    """
-
-    def __init__(self, journal: Journal, futures: Futures) -> None:
-        self._journal, self._futures = journal, futures
-
-    async def after(self, sampler: str, clone: int, cursor: int, hold_s: float) -> tuple[list[Completion], int]:
-        """What was settled after a cursor, and the cursor after that; waits up to `hold_s` while there is nothing.
-
-        Args:
-            cursor: of the answer before; 0 means from the beginning. So does one of an earlier life whose clock was
-                ahead: a client ignores what it knows already.
-            hold_s: 0 answers at once.
-        """
-        ends = asyncio.get_running_loop().time() + hold_s
-        if cursor > cursor_of(self._futures.last_settled_at):
-            cursor = 0
-        while True:
-            grown, newest = self._futures.grown, cursor_of(self._futures.last_settled_at)
-            if cursor < cursor_of(self._futures.forgotten_at):
-                rows = await self._journal.settled_samples(sampler, cursor / 1e6 - 1e-3)
-                found = [
-                    _completion(row.id, row.state, None)
-                    for row in rows
-                    if (row.seq or 0) // CLONE == clone and cursor_of(row.settled_at or 0.0) > cursor
-                ]
-            else:
-                found = [
-                    _completion(one.request_id, one.outcome.state, len(one.outcome.body))
-                    for one in self._futures.settled_after(cursor)
-                    if one.outcome and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
-                ]
-            cursor = newest
-            if found or self._futures.closing:
-                return found, cursor
-            try:
-                async with asyncio.timeout_at(ends):
-                    await grown.wait()
-            except TimeoutError:
-                return [], cursor
-
-
-def _completion(request_id: str, state: State, size: int | None) -> Completion:
-    done = state == "done"
-    return Completion(
-        state="finished" if done else "failed",
-        request_id=request_id,
-        response_payload_uncompressed_size=size if done else None,
-    )

@@ -2,6 +2,14 @@
 
 One SQLite file (WAL, synchronous NORMAL: it survives kill -9), touched by one thread. Transactions that arrive while
 another is being committed share the next commit.
+
+requests       id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
+sessions       one client's connection
+models         training runs, each with the point from which its adapter can be brought back
+samplers       sampling sessions
+checkpoints    named weights on disk
+burnt          sequence numbers that a refused request used up
+custom_losses  graphs of operations that clients wrote, by session
 """
 
 from __future__ import annotations
@@ -9,34 +17,143 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Table, bindparam, create_engine, delete, event, func, or_, select, update
+import sqlalchemy as sa
+from sqlalchemy import Connection, Executable, Table, bindparam, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from halteres.errors import Conflict, HalteresError, NotReady, ServerError
 from halteres.process import steady_time
-from halteres.service.durable.tables import BURNT, LAYOUT, MODELS, REQUESTS, SCHEMA
-from halteres.service.tenancy.tenants import LOCAL, Tenant
-from halteres.service.wire.codec import JSON
+from halteres.service.keys import LOCAL, Tenant
+from halteres.service.wire.bodies import JSON, Drawn
 
 T = TypeVar("T")
 
-Drawn = Mapping[str, int | list[int]]  # what the service drew by lot for a request
+
+log = logging.getLogger(__name__)
+
+
+FILE = "journal.sqlite"
+LAYOUT = 2  # written into the file (PRAGMA user_version); a journal of another layout is refused
+
+SCHEMA = sa.MetaData()
+
+REQUESTS = Table(
+    "requests",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("key", sa.String, nullable=False, unique=True),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("subject", sa.String, nullable=False),  # training run, sampling session or run
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("seq", sa.BigInteger),
+    sa.Column("content_type", sa.String, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),  # as it came, decompressed
+    sa.Column("drawn", sa.JSON(none_as_null=True)),  # seeds that the service drew for it
+    sa.Column("accepted_at", sa.Float, nullable=False),  # unix s
+    sa.Column("state", sa.String, nullable=False),  # accepted, done, or failed_user, failed_server
+    sa.Column("settled_at", sa.Float),
+    sa.Column("outcome_type", sa.String),
+    sa.Column("outcome", sa.LargeBinary),  # of training requests and of failures; samples are drawn again
+    sa.Index("requests_of_subject", "subject", "seq"),
+    sa.Index("requests_by_settling", "settled_at"),
+    sa.Index("requests_open", "state", sqlite_where=sa.Column("state") == "accepted"),
+)
+
+SESSIONS = Table(
+    "sessions",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("user_metadata", sa.JSON, nullable=False),
+    sa.Column("project_id", sa.String),
+    sa.Column("display_name", sa.String),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("finished", sa.String),  # its reason
+    sa.Column("finished_at", sa.Float),
+)
+
+MODELS = Table(
+    "models",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("session_id", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("base_model", sa.String, nullable=False),
+    sa.Column("lora", sa.JSON, nullable=False),
+    sa.Column("user_metadata", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("point", sa.BigInteger),  # number of the request after which its newest restore point was taken
+    sa.Column("covered", sa.BigInteger),  # ... up to which no request is needed to bring its adapter back
+    sa.Column("settled", sa.BigInteger),  # ... and up to which everything was settled then
+)
+
+SAMPLERS = Table(
+    "samplers",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("session_id", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("base_model", sa.String, nullable=False),
+    sa.Column("model_path", sa.String),  # of named weights
+    sa.Column("model_id", sa.String),  # of unnamed ones: the training run ...
+    sa.Column("seq", sa.BigInteger),  # ... the number of the request that published them
+    sa.Column("snapshot", sa.String),  # ... and their name in the engine
+    sa.Column("version", sa.BigInteger),  # ... and policy version
+    sa.Column("inflight", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+CHECKPOINTS = Table(
+    "checkpoints",
+    SCHEMA,
+    sa.Column("path", sa.String, primary_key=True),
+    sa.Column("model_id", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("base_model", sa.String, nullable=False),
+    sa.Column("lora", sa.JSON, nullable=False),
+    sa.Column("user_metadata", sa.JSON, nullable=False),
+    sa.Column("public", sa.Boolean, nullable=False),
+    sa.Column("request_id", sa.String),  # whose outcome it is
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float),
+)
+
+BURNT = Table(
+    "burnt",
+    SCHEMA,
+    sa.Column("model_id", sa.String, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+)
+
+CUSTOM_LOSSES = Table(
+    "custom_losses",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("session_id", sa.String, nullable=False, index=True),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("name", sa.String, nullable=False),  # of the client's function
+    sa.Column("loss", sa.JSON, nullable=False),  # CustomLoss, checked
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
 
 State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 """A request that was refused never reached its turn; all others that have ended were executed."""
 
 RETRY_S = 1.0  # between two attempts to record what has ended
-
-log = logging.getLogger(__name__)
 
 
 def new_id() -> str:
@@ -102,16 +219,9 @@ _SINCE = (
     .order_by(REQUESTS.c.seq)
 )
 _SEQ_OF_RUN = REQUESTS.c.subject.in_(select(MODELS.c.id))
-_LAST_SETTLED = (
-    select(REQUESTS.c.subject, func.max(REQUESTS.c.seq))
-    .where(REQUESTS.c.state != "accepted", _SEQ_OF_RUN)
-    .group_by(REQUESTS.c.subject)
-)
-_FIRST_OPEN = (
-    select(REQUESTS.c.subject, func.min(REQUESTS.c.seq))
-    .where(REQUESTS.c.state == "accepted", _SEQ_OF_RUN)
-    .group_by(REQUESTS.c.subject)
-)
+_BY_RUN = select(REQUESTS.c.subject).where(_SEQ_OF_RUN).group_by(REQUESTS.c.subject)
+_LAST_SETTLED = _BY_RUN.add_columns(sa.func.max(REQUESTS.c.seq)).where(REQUESTS.c.state != "accepted")
+_FIRST_OPEN = _BY_RUN.add_columns(sa.func.min(REQUESTS.c.seq)).where(REQUESTS.c.state == "accepted")
 
 
 Work = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # one transaction, and who waits for it
@@ -143,7 +253,14 @@ class Journal:
             await asyncio.gather(self._recorder, return_exceptions=True)
         if self._writer is not None:
             await self._writer
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+
+        def disconnect() -> None:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection.engine.dispose()
+                self._connection = None
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, disconnect)
         self._thread.shutdown()
 
     # Any table
@@ -157,9 +274,18 @@ class Journal:
         """
         return await self._submit(run)
 
+    async def change(self, statement: Executable) -> None:
+        """Execute one statement in the next transaction; raises as `transact`."""
+        await self.transact(lambda connection: connection.execute(statement))
+
     def post(self, run: Callable[[Connection], Any]) -> None:
         """As `transact`, for records nobody waits for; a failure is logged."""
-        self._submit(run).add_done_callback(_log_failure)
+
+        def log_failure(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("A record could not be made: %s", error)
+
+        self._submit(run).add_done_callback(log_failure)
 
     async def put(self, table: Table, item: object = None, **values: Any) -> None:
         """Insert or replace a row: the values, and for all other columns the attributes of `item`."""
@@ -192,9 +318,18 @@ class Journal:
 
     def settle(self, ended: Ended) -> None:
         """Record how a request ended. What cannot be written now is written with the next one, or a second later."""
+
+        async def record() -> None:
+            while self._ended:
+                try:
+                    await self._record_ended()
+                except HalteresError as error:
+                    log.error("Outcomes of %d requests are not recorded yet: %s", len(self._ended), error)
+                    await asyncio.sleep(RETRY_S)
+
         self._ended[ended.id] = ended
         if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
-            self._recorder = asyncio.create_task(self._keep_recording(), name="journal outcomes")
+            self._recorder = asyncio.create_task(record(), name="journal outcomes")
 
     async def flush(self) -> None:
         """What has ended is recorded.
@@ -204,14 +339,6 @@ class Journal:
         """
         while self._ended:
             await self._record_ended()
-
-    async def _keep_recording(self) -> None:
-        while self._ended:
-            try:
-                await self._record_ended()
-            except HalteresError as error:
-                log.error("Outcomes of %d requests are not recorded yet: %s", len(self._ended), error)
-                await asyncio.sleep(RETRY_S)
 
     async def _record_ended(self) -> None:
         batch = list(self._ended.values())
@@ -244,7 +371,7 @@ class Journal:
         await self.flush()
         return await self._select(_SAMPLES, of=sampler, after=after)
 
-    async def _select(self, query: Any, **values: Any) -> list[Recorded]:
+    async def _select(self, query: Executable, **values: Any) -> list[Recorded]:
         return await self.transact(
             lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]
         )
@@ -253,7 +380,7 @@ class Journal:
         """Delete the requests settled before this time (unix s) that no adapter needs; returns how many."""
         old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
         covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
-        statement = delete(REQUESTS).where(old, or_(~_SEQ_OF_RUN, REQUESTS.c.seq <= covered))
+        statement = delete(REQUESTS).where(old, sa.or_(~_SEQ_OF_RUN, REQUESTS.c.seq <= covered))
         return await self.transact(lambda connection: connection.execute(statement).rowcount)
 
     async def used_bytes(self) -> int:
@@ -269,18 +396,11 @@ class Journal:
     async def positions(self) -> tuple[dict[str, int], dict[str, int], list[tuple[str, int]]]:
         """Of training runs: the highest number that each has settled, the lowest that it accepted and did not settle,
         and every number that a refused request used up."""
-
-        def pairs(connection: Connection, query: Any) -> list[tuple[str, int]]:
-            found: Any = connection.execute(query)
-            return [(run, seq) for run, seq in found]
-
-        return await self.transact(
-            lambda connection: (
-                dict(pairs(connection, _LAST_SETTLED)),
-                dict(pairs(connection, _FIRST_OPEN)),
-                pairs(connection, select(BURNT.c.model_id, BURNT.c.seq)),
-            )
+        queries = (_LAST_SETTLED, _FIRST_OPEN, select(BURNT.c.model_id, BURNT.c.seq))
+        last, first, burnt = await self.transact(
+            lambda connection: [[(run, seq) for run, seq in connection.execute(query)] for query in queries]
         )
+        return dict(last), dict(first), burnt
 
     # The file and its thread
 
@@ -312,7 +432,10 @@ class Journal:
 
     def _commit(self, group: list[Work]) -> list[Any]:
         try:
-            return self._together(group)
+            if self._connection is None:
+                raise SQLAlchemyError("The journal is closed.")
+            with self._connection.begin():
+                return [run(self._connection) for run, _ in group]
         except Exception as error:  # whatever it is, everybody who waits must hear of it
             if len(group) > 1:
                 return [result for work in group for result in self._commit([work])]
@@ -323,17 +446,15 @@ class Journal:
             what = f"A record could not be made (error id {name})."
             return [ServerError(what, f"{type(error).__name__}: {error}.", "See the log.")]
 
-    def _together(self, group: list[Work]) -> list[Any]:
-        if self._connection is None:
-            raise SQLAlchemyError("The journal is closed.")
-        with self._connection.begin():
-            return [run(self._connection) for run, _ in group]
-
     def _connect(self) -> None:
+        def configure(connection: Any, _: Any) -> None:
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
+                connection.execute(f"PRAGMA {pragma}")
+
         try:
             os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
-            engine = create_engine(f"sqlite:///{self._file}")
-            event.listen(engine, "connect", _configure)
+            engine = sa.create_engine(f"sqlite:///{self._file}")
+            sa.event.listen(engine, "connect", configure)
             connection = self._connection = engine.connect()
             with connection.begin():
                 found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
@@ -341,25 +462,13 @@ class Journal:
                     raise Conflict(
                         f"The journal {self._file} was written by another version of Halteres.",
                         f"Its tables have layout {found}; this version reads layout {LAYOUT}.",
-                        "Move the state directory aside, or serve from another one; checkpoint folders can be moved"
-                        " over.",
+                        "Rename the state directory, or serve from another one; checkpoint folders can be moved over.",
                     )
                 SCHEMA.create_all(connection)
                 connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
         except (OSError, SQLAlchemyError) as error:
             why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
-            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or mend it.") from error
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection.engine.dispose()
-            self._connection = None
-
-
-def _configure(connection: Any, _: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
-        connection.execute(f"PRAGMA {pragma}")
+            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or fix it.") from error
 
 
 def _unwritable(error: Exception) -> NotReady:
@@ -370,6 +479,20 @@ def _unwritable(error: Exception) -> NotReady:
     )
 
 
-def _log_failure(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("A record could not be made: %s", error)
+def copy_without_requests(source: Path, target: Path) -> None:
+    """Copy the journal of one state directory into another, without its requests: what was open there is not executed
+    here again, nor are its adapters brought back. A journal of another layout is copied as it is; the service that is
+    started on it refuses it."""
+    # Copied first and opened then: to open the old one would write its write-ahead log into it.
+    for name in (FILE, f"{FILE}-wal"):
+        if (source / name).is_file():
+            shutil.copy2(source / name, target / name)
+    if not (target / FILE).is_file():
+        return
+    engine = sa.create_engine(f"sqlite:///{target / FILE}", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in (delete(REQUESTS), delete(BURNT), update(MODELS).values(point=None)):
+            with suppress(OperationalError):
+                connection.execute(statement)
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where rows were in its log alone
+    engine.dispose()

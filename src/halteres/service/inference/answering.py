@@ -1,93 +1,248 @@
-"""Inference: requests of any shape, answered whole or while they are written."""
+"""Inference: requests of any shape sampled, and their tokens as text, whole or in pieces while they come.
+
+Guarantees: the pieces of an answer, joined, are the text of the whole.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from halteres.clients import rewards
-from halteres.engine.protocol import SampleResult, SamplingParams, Sequence, Wanted
-from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, unknown
+from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, nearest, shortened, unknown
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Ended, Entry, new_id
 from halteres.service.fleet import running
-from halteres.service.inference.chats import Chat, render
-from halteres.service.inference.outputs import Output, Writer, prompt_positions
-from halteres.service.inference.requests import Addresses, Call, InferenceRequest, Prompt, Refused, Weights, read
+from halteres.service.inference.requests import Call, Chat, InferenceRequest, Prompt, Refused, Weights, read, render
+from halteres.service.keys import Tenant
+from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
-from halteres.service.tenancy.fair_queue import LONG
-from halteres.service.wire.codec import JSON
+from halteres.service.wire.bodies import JSON
+from halteres.service.wire.results import FILLER_LOGPROB
+from halteres.text import Tokenizer, beginning
+from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+SCHEME = "tinker://"
 
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096  # of one request
 
 MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
-"""Log-probabilities of prompts in one answer: some 20 MB of JSON, made aside; those of a stream are not."""
+"""Log-probabilities of prompts in one answer: some 20 MB of JSON, made in a thread; those of a stream are not."""
 
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
 
 TOKEN_WORK = 16  # of a sampled token that is turned to text, beside the reading of one byte
 
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+CONTEXT_TOKENS = 8
+"""Tokens before new ones that are decoded with them: tokenizers join neighbours, over a few tokens at most."""
+
+WINDOW_TOKENS = 64
+
+LONGEST_CHARACTER = 4  # bytes; of a run of broken ones that is longer, all but the last few stay broken
+
+SCORED_WITHIN_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+# From tokens to text
+
+
+class Detokenizer:
+    """The text of one sequence; a character whose bytes are spread over tokens comes when it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._window: list[int] = []  # the newest tokens
+        self._sent = 0  # characters of the window's text
+
+    def add(self, tokens: list[int], *, last: bool = False) -> str:
+        """The text that is certain now; with the last tokens, all of it."""
+        self._window += tokens
+        text = self._decoded()
+        certain = len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
+        new = text[self._sent : certain]
+        self._sent += len(new)
+        if len(self._window) > WINDOW_TOKENS:
+            unsent = len(text) - self._sent
+            self._window = self._window[-CONTEXT_TOKENS:]
+            self._sent = max(0, len(self._decoded()) - unsent)
+        return new
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
+
+
+class Cut:
+    """Ends a text before (or behind) the first of some strings, wherever the pieces break."""
+
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
+        self._stops, self._keep = stops, keep
+        self._held = ""
+        self.matched: str | None = None
+
+    def add(self, text: str, *, last: bool = False) -> str:
+        """The text that holds no stop string and no beginning of one; with the last piece, beginnings too."""
+        if self.matched is not None:
+            return ""
+        self._held += text
+        found = min(((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None)
+        if found is not None:
+            at, self.matched = found
+            return self._held[: at + (len(self.matched) if self._keep else 0)]
+        whole = len(self._held) if last else beginning(self._held, self._stops)
+        sent, self._held = self._held[:whole], self._held[whole:]
+        return sent
+
+
+Row = list[tuple[int, float]]  # tokens and their log-probabilities at one position, the most likely first
+
+Position = tuple[int, float | None, Row]
+"""A token, its log-probability (None where nothing predicts it), and what was likely there where that is answered."""
+
+
+def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[Position]:
+    """One for each token."""
+    rows: list[Row] = [[] for _ in tokens]
+    if top is not None:
+        ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
+        values = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
+        for row, *pairs in zip(rows, ids, values, strict=True):
+            row += [(token, value) for token, value in zip(*pairs, strict=True) if value > FILLER_LOGPROB]
+    values = np.frombuffer(logprobs, np.float32).tolist()
+    return [
+        (token, None if value != value else value, row) for token, value, row in zip(tokens, values, rows, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One sampled sequence, or its next piece."""
+
+    place: int  # number of the sequence among all of the request
+    sample: int  # ... and among those of its prompt
+    prompt: Prompt
+    of_prompt: list[Position] | None
+    tokens: list[int]
+    positions: list[Position]  # of the tokens
+    first: bool  # nothing of the sequence came before
+    text: str  # without special tokens and what stopped it, unless they are to be included
+    parts: list[str | ToolCall]  # the text as texts and calls
+    called: bool  # there was a call so far
+    finish: Literal["stop", "length"] | None  # None: more pieces come
+    matched: str | int | None  # the stop string, or the request's own stop token, that ended it
+    version: int  # policy version
+
+    @property
+    def plain(self) -> str:
+        """The text without calls."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls."""
+        return [part for part in self.parts if isinstance(part, ToolCall)]
+
+
+class Writer:
+    """One sequence: from its tokens to its text."""
+
+    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
+        self._place, sampling = place, request.sampling
+        self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
+        self._own_stops, self._keeps_stop = frozenset(sampling.stop_tokens), sampling.include_stop_str_in_output
+        self._ends = self._own_stops if sampling.ignore_eos else self._own_stops | frozenset(tokenizer.eos_token_ids)
+        self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
+        self._calls = ToolReader(parallel=bool(request.parallel_calls))
+        self._reads_calls, self._first = request.parallel_calls is not None, True
+
+    def add(self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None) -> Output:
+        """The next tokens, or all of them; the last ones have a stop reason."""
+        ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
+        finish, last = piece.stop_reason, piece.stop_reason is not None
+        stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
+        shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
+        text = self._cut.add(self._characters.add(shown, last=last), last=last)
+        plain: list[str | ToolCall] = [text] if text else []
+        first, self._first = self._first, False
+        return Output(
+            place=self._place,
+            sample=self._sample,
+            prompt=self._prompt,
+            of_prompt=of_prompt,
+            tokens=ids,
+            positions=positions_of(ids, piece.logprobs, piece.top),
+            first=first,
+            text=text,
+            parts=self._calls.add(text, last=last) if self._reads_calls else plain,
+            called=self._calls.calls > 0,
+            finish="stop" if last and self._cut.matched is not None else finish,
+            matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched) if last else None,
+            version=version,
+        )
+
+
+# Sampling
+
 
 class Inference:
     """Sampling for whoever speaks no Tinker: environments, agents, people."""
 
     def __init__(self, service: Service) -> None:
-        self.tokenizer, self.base, self.addresses = service.tokenizer, service.base, Addresses(service)
+        self.tokenizer, self.base = service.tokenizer, service.base
         self.best_of = BestOf(service.options.reward_models)
-        self._fleet, self._journal, self._samples = service.fleet, service.journal, service.samples
-        self._threads, self._options, self._longest = service.threads, service.options, 0
+        self._service, self._longest = service, 0
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
-        return (await (await running(self._fleet.pick(None, b""))).info()).max_context_length
+        return (await (await running(self._service.fleet.pick(None, b""))).info()).max_context_length
 
     @property
     def ready(self) -> bool:
         """Whether an engine that samples is there."""
-        return self._fleet.samples
+        return self._service.fleet.samples
+
+    # What a request names
 
     async def read(self, call: Call, kind: type[T], refused: Refused | None = None) -> T:
-        """What a body asks for; a long one is read aside."""
-        return await self.aside(call, lambda: read(call.body, kind, refused), len(call.body))
+        """The fields of a body; a long one is read in a thread."""
+        return await self.in_thread(call, lambda: read(call.body, kind, refused), len(call.body))
 
-    async def aside(self, call: Call, make: Callable[[], T], size: int = LONG) -> T:
+    async def in_thread(self, call: Call, make: Callable[[], T], size: int = LONG) -> T:
         """What may take long to make, beside the requests that wait; small things are made at once."""
-        return await self._threads.run(call.tenant, size, make)
+        return await self._service.threads.run(call.tenant, size, make)
 
     async def prompts(self, call: Call, given: list[str | list[int]], special: bool | None = None) -> list[Prompt]:
-        """Texts or tokens as prompts; long ones are tokenised aside, and a text that no model reads is refused."""
+        """Texts or tokens as prompts; a text that no model reads is refused."""
         longest = await self._longest_text()
-
-        def read() -> list[Prompt]:
-            return [Prompt.of(one, self.tokenizer, longest, special) for one in given]
-
-        return await self.aside(call, read, len(call.body))
-
-    async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
-        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs aside."""
-        longest = await self._longest_text()
-        return await self.aside(
-            call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
+        return await self.in_thread(
+            call, lambda: [Prompt.of(one, self.tokenizer, longest, special) for one in given], len(call.body)
         )
 
-    def weights(self, call: Call, model: str | None, version: int | None = None) -> Weights:
-        """Those that a call means by this name; raises as `Addresses.find`."""
-        return self.addresses.find(model, call.run, call.tenant, version)
+    async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
+        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs in a thread."""
+        longest = await self._longest_text()
+        return await self.in_thread(
+            call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
+        )
 
     async def _longest_text(self) -> int:
         """Characters that a prompt may have."""
@@ -95,8 +250,55 @@ class Inference:
             self._longest = await self.context_length() * CHARACTERS_PER_TOKEN
         return self._longest
 
+    def weights(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
+        """The weights that a name means. Below a run's URL, what is neither a path nor the base model means the run.
+
+        Args:
+            version: of a run: these weights, not its newest.
+
+        Raises:
+            NotFound: nothing has this name.
+            NotReady: the run has not published that yet.
+            SnapshotLost: weights of that version are no longer kept.
+        """
+        if model is not None and SCHEME in model:
+            base, _, path = model.rpartition(";")
+            if base:
+                self.base.check(base)
+            found = self._service.checkpoints.find(path, tenant)
+            return Weights(name=model, snapshot=self._service.snapshots.of(found))
+        name = model or run or self.base.name
+        if self.base.answers_to(name) if model else run is None:
+            return Weights(name=name, snapshot=None)
+        if run is None and name not in self._runs(tenant):
+            raise NotFound(
+                f"There is no model '{shortened(name)}' here.",
+                f"The base model is '{self.base.name}'.",
+                "Name it, a tinker:// path or a run; GET /v1/models lists them.",
+                did_you_mean=nearest(name, self.models(tenant)),
+                param="model",
+            )
+        return Weights(name=name, snapshot=self._service.samplers.policy(run or name, tenant, version))
+
+    def models(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
+        """Policy version and unix s of making, of the base model, every run with a policy, every named checkpoint."""
+        began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
+        saved = [one for one in self._service.checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        return {
+            **dict.fromkeys(self.base.names, (0, 0.0)),
+            **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
+            **{str(one.path): (one.version, one.created_at) for one in saved},
+        }
+
+    def _runs(self, tenant: Tenant) -> dict[str, float]:
+        """The tenant's runs, and when each began (unix s)."""
+        sessions = self._service.sessions.all(tenant)
+        return {session.run: session.created_at for session in reversed(sessions) if session.run}
+
+    # Answers
+
     async def write(self, request: InferenceRequest, shape: Callable[[list[Output]], T]) -> T:
-        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made aside.
+        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made in a thread.
 
         Raises:
             InvalidData: a prompt or a parameter cannot be used.
@@ -104,11 +306,19 @@ class Inference:
         """
         seed, n = self._checked(request, MAX_SCORES), request.sampling.n
 
-        def shaped() -> T:
-            return shape([one for at, result in enumerate(results) for one in self._outputs(request, at * n, result)])
+        def outputs(at: int, result: SampleResult) -> list[Output]:
+            of_prompt, silent = None, Sequence(tokens=b"", logprobs=b"", stop_reason="length")
+            if result.prompt_logprobs is not None:
+                of_prompt = positions_of(request.prompts[at].tokens, result.prompt_logprobs, result.topk_prompt)
+            return [
+                Writer(self.tokenizer, request, place).add(
+                    silent if request.scores_only else one, result.version, of_prompt
+                )
+                for place, one in enumerate(result.sequences, at * n)
+            ]
 
         async with self._recorded(request, seed):
-            draws = (self._samples.draw(draw) for draw in self._draws(request, seed))
+            draws = (self._service.samples.draw(draw) for draw in self._draws(request, seed))
             results = list[SampleResult]()
             for result in await asyncio.gather(*draws, return_exceptions=True):  # none is under way any more
                 if isinstance(result, BaseException):
@@ -116,18 +326,16 @@ class Inference:
                 results.append(result)
             sequences = [one for result in results for one in result.sequences]
             tokens = sum(len(one.tokens) + (len(one.top.ids) if one.top else 0) for one in sequences) // 4
-            return await self.aside(request.call, shaped, TOKEN_WORK * (request.num_prompt_logprobs + tokens))
-
-    def _outputs(self, request: InferenceRequest, first: int, result: SampleResult) -> Iterator[Output]:
-        of_prompt = prompt_positions(request.prompts[first // request.sampling.n], result)
-        for place, one in enumerate(result.sequences, first):
-            piece = Sequence(tokens=b"", logprobs=b"", stop_reason="length") if request.scores_only else one
-            yield Writer(self.tokenizer, request, place).add(piece, result.version, of_prompt)
+            return await self.in_thread(
+                request.call,
+                lambda: shape([one for at, result in enumerate(results) for one in outputs(at, result)]),
+                TOKEN_WORK * (request.num_prompt_logprobs + tokens),
+            )
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
         """The same, in pieces as they are sampled; whoever stops reading frees the rows.
 
-        What is asked of a prompt comes with the first piece, which then holds the whole answer.
+        Where the prompt is scored, the first piece holds the whole answer.
         """
         seed, n = self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
@@ -136,7 +344,7 @@ class Inference:
             return
         writers = [Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)]
         async with self._recorded(request, seed):
-            streams = [self._samples.stream(draw) for draw in self._draws(request, seed)]
+            streams = [self._service.samples.stream(draw) for draw in self._draws(request, seed)]
             async with aclosing(merged(streams)) as pieces:
                 async for at, piece in pieces:
                     yield writers[at * n + piece.sample].add(piece, piece.version)
@@ -150,19 +358,18 @@ class Inference:
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
-            stop_tokens=(*sampling.named_stop_tokens, *ends),
+            stop_tokens=(*sampling.stop_tokens, *ends),
             stop_strings=sampling.stop_strings,
-            logprobs=self._options.sample_logprobs,
+            logprobs=self._service.options.sample_logprobs,
         )
         scored, top = request.prompt_top is not None, request.prompt_top or 0
-        wanted = Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top)
         return [
             Draw(
                 snapshot=request.weights.snapshot,
                 prompt=packed(prompt.tokens),
                 num_samples=sampling.n,
                 params=msgspec.structs.replace(params, seed=seed + at),
-                wanted=wanted,
+                extra=Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top),
                 tenant=request.call.tenant,
             )
             for at, prompt in enumerate(request.prompts)
@@ -181,7 +388,7 @@ class Inference:
                 f"It may have {most_logprobs}: every sequence of a prompt and every likely token at a position counts.",
                 "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts at a time.",
             )
-        self._samples.refuse_if_full(request.call.tenant)
+        self._service.samples.refuse_if_full(request.call.tenant)
         return drawn_seed() if request.sampling.seed is None else checked_seed(request.sampling.seed)
 
     @asynccontextmanager
@@ -198,7 +405,7 @@ class Inference:
             drawn={"seed": seed} if request.sampling.seed is None else None,
         )
         try:
-            await self._journal.accept(entry)
+            await self._service.journal.accept(entry)
             yield
             outcome = Outcome(b"")
         except HalteresError as error:
@@ -208,14 +415,8 @@ class Inference:
             outcome = CANCELLED
             raise
         finally:
-            ended = Ended(
-                id=name,
-                state=outcome.state,
-                settled_at=steady_time(),
-                outcome_type=JSON,
-                outcome=outcome.body or None,
-            )
-            self._journal.settle(ended)
+            state, body, now = outcome.state, outcome.body or None, steady_time()
+            self._service.journal.settle(Ended(id=name, state=state, settled_at=now, outcome_type=JSON, outcome=body))
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
@@ -225,14 +426,18 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
             async for item in only:
                 yield 0, item
         return
-    waiting = {asyncio.create_task(_next(stream)): at for at, stream in enumerate(streams)}
+
+    async def next_of(at: int) -> T | None:
+        return await anext(streams[at], None)
+
+    waiting = {asyncio.create_task(next_of(at)): at for at in range(len(streams))}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 at = waiting.pop(task)
                 if (item := task.result()) is not None:
-                    waiting[asyncio.create_task(_next(streams[at]))] = at
+                    waiting[asyncio.create_task(next_of(at))] = at
                     yield at, item
     finally:
         for task in waiting:
@@ -240,13 +445,6 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-async def _next(stream: AsyncGenerator[T, None]) -> T | None:
-    return await anext(stream, None)
-
-
-SCORED_WITHIN_S = 120.0
 
 
 class BestOf:
@@ -284,7 +482,16 @@ class BestOf:
             for one in outputs
         ]
         if reward_model is not None:
-            values = await self._scores(reward_model, [text_of(one) for one in outputs])
+            texts = [text_of(one) for one in outputs]
+            try:
+                scores = await rewards.score(self._addresses[reward_model], texts, timeout_s=SCORED_WITHIN_S)
+            except HalteresError as error:  # it may name the operator's address: that is for the log
+                log.warning("The reward model '%s' could not be asked: %s", reward_model, error.sentence)
+                what = f"The reward model '{reward_model}' could not be asked."
+                raise NotReady(what, next="Try again, or leave `reward_model` out.") from error
+            if not any(scores):
+                raise NotReady(f"The reward model '{reward_model}' could not score one of {len(texts)} answers.")
+            values = [None if score is None else score.value for score in scores]
         of_prompt: dict[int, list[int]] = {}
         for at, one in enumerate(outputs):
             of_prompt.setdefault(one.place - one.sample, []).append(at)
@@ -293,15 +500,3 @@ class BestOf:
             for number, places in enumerate(of_prompt.values())
             for place, rank in enumerate(best_first([values[at] for at in places])[:count])
         ]
-
-    async def _scores(self, name: str, texts: list[Scorable]) -> list[float | None]:
-        try:
-            scores = await rewards.score(self._addresses[name], texts, timeout_s=SCORED_WITHIN_S)
-        except HalteresError as error:  # it may name the operator's address: that is for the log
-            log.warning("The reward model '%s' could not be asked: %s", name, error.sentence)
-            raise NotReady(
-                f"The reward model '{name}' could not be asked.", next="Try again, or leave `reward_model` out."
-            ) from error
-        if not any(scores):
-            raise NotReady(f"The reward model '{name}' could not score one of {len(texts)} answers.")
-        return [None if score is None else score.value for score in scores]

@@ -12,14 +12,20 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import InvalidData
-from halteres.service.answers import answer, anthropic_error
-from halteres.service.inference.answering import Inference
-from halteres.service.inference.chats import Chat
-from halteres.service.inference.http import begun, named
+from halteres.errors import HalteresError, InvalidData
+from halteres.service.http import answer, anthropic_error
+from halteres.service.inference.answering import Inference, Output
+from halteres.service.inference.http import Shape, data, respond
 from halteres.service.inference.openai import Usage, callable_tools
-from halteres.service.inference.outputs import Output
-from halteres.service.inference.requests import MESSAGES, Call, InferenceRequest, SamplingFields, TokenCount
+from halteres.service.inference.requests import (
+    MESSAGES,
+    Call,
+    Chat,
+    InferenceRequest,
+    SamplingFields,
+    TokenCount,
+    text_of,
+)
 from halteres.tool_calls import ToolCall
 
 UNREAD_BLOCKS = ("thinking", "redacted_thinking")  # of earlier turns; the API leaves them out of the prompt too
@@ -73,7 +79,7 @@ class Messages(CountTokens, kw_only=True):
 async def count_tokens(inference: Inference, call: Call) -> Response:
     """POST v1/messages/count_tokens."""
     body = await inference.read(call, CountTokens, MESSAGES)
-    inference.weights(call, body.model)
+    inference.weights(body.model, call.run, call.tenant)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, _tools(body)))
     return answer({"input_tokens": len(prompt.tokens)})
 
@@ -83,20 +89,17 @@ async def messages(inference: Inference, call: Call) -> Response:
     body = await inference.read(call, Messages, MESSAGES)
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
-    weights = inference.weights(call, body.model)
+    weights = inference.weights(body.model, call.run, call.tenant)
     parallel = not body.tool_choice.disable_parallel_tool_use if tools else None
     request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel)
-    answered = MessageAnswer(weights.name)
-    if body.stream:
-        return await begun(inference.stream(request), answered.events, lambda error: named(anthropic_error(error)))
-    return await inference.write(request, lambda outputs: answer(answered.whole(outputs[0])))
+    return await respond(inference, request, MessageAnswer(weights.name), stream=body.stream)
 
 
 # The chat in OpenAI's shape, which templates read
 
 
 def _chat(body: CountTokens, tools: Sequence[dict[str, Any]]) -> Chat:
-    system = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
+    system = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
     return Chat(
         messages=system + [one for message in body.messages for one in _translated(message)],
         tools=tools,
@@ -125,7 +128,7 @@ def _translated(message: Message) -> list[dict[str, Any]]:
     for block in message.content:
         kind = block.get("type")
         if kind == "tool_result":
-            content = _text(block.get("content") or "")
+            content = text_of(block.get("content"))
             translated.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
         elif kind == "tool_use":
             if not isinstance(block.get("name"), str):
@@ -135,26 +138,20 @@ def _translated(message: Message) -> list[dict[str, Any]]:
         elif kind not in UNREAD_BLOCKS:
             rest.append(block)
     if rest or calls or not translated:
-        found: dict[str, Any] = {"role": message.role, "content": _text(rest)}
+        found: dict[str, Any] = {"role": message.role, "content": text_of(rest)}
         translated.append({**found, "tool_calls": calls} if calls else found)
     return translated
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    blocks = content if isinstance(content, list) else [content]
-    for block in blocks:
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise InvalidData(f"A block of type '{kind}' is not supported.", "The model reads text only.", "Send text.")
-    return "".join(block["text"] for block in blocks)
 
 
 # The answer
 
 
-class MessageAnswer:
+def _event(value: dict[str, Any]) -> bytes:
+    """One event under its own type's name."""
+    return b"event: " + value["type"].encode() + b"\n" + data(value)
+
+
+class MessageAnswer(Shape):
     """One answer, whole or as events."""
 
     def __init__(self, model: str) -> None:
@@ -162,11 +159,11 @@ class MessageAnswer:
         self._num_blocks, self._text_open = 0, False  # content blocks of a stream
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
 
-    def whole(self, one: Output) -> dict[str, Any]:
-        """All of it."""
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        """The one answer."""
+        [one] = outputs
         self._usage.add(one)
-        text = "".join(part for part in one.parts if isinstance(part, str))
-        calls = [{**_tool_use(part), "input": part.arguments} for part in one.parts if isinstance(part, ToolCall)]
+        text, calls = one.plain, [{**_tool_use(call), "input": call.arguments} for call in one.calls]
         content = ([{"type": "text", "text": text}] if text or not calls else []) + calls
         end = {**self._end(one), "policy_version": self._usage.policy_version}
         return {**self._head, "content": content, **end, "usage": self._counts(one)}
@@ -178,14 +175,18 @@ class MessageAnswer:
             if one.first:
                 usage = {**self._counts(one), "output_tokens": 0}
                 start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-                yield named({"type": "message_start", "message": start})
+                yield _event({"type": "message_start", "message": start})
             for event in self._blocks(one.parts, last=one.finish is not None):
-                yield named(event)
+                yield _event(event)
             if one.finish is not None:
                 usage, version = self._counts(one), self._usage.policy_version
                 end = {"delta": self._end(one), "usage": usage, "policy_version": version}
-                yield named({"type": "message_delta", **end})
-                yield named({"type": "message_stop"})
+                yield _event({"type": "message_delta", **end})
+                yield _event({"type": "message_stop"})
+
+    def failed(self, error: HalteresError) -> bytes:
+        """The error in Anthropic's shape."""
+        return _event(anthropic_error(error))
 
     def _blocks(self, parts: Sequence[str | ToolCall], *, last: bool) -> Iterator[dict[str, Any]]:
         """The events of content blocks: one is open at a time, and there is one at least."""

@@ -1,4 +1,4 @@
-"""POST generate, in sglang's shape and in vLLM's, told apart by their fields.
+"""POST generate, in sglang's shape and in vLLM's, rows apart by their fields.
 
 Source: sglang 0.5 `GenerateReqInput` and `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; what
 atroposlib 0.4 sends it, and the extra fields that it reads (spec/trajectory-api.md §8).
@@ -16,10 +16,8 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
-from halteres.service.answers import answer
-from halteres.service.inference.answering import Inference
-from halteres.service.inference.http import DONE, begun, data
-from halteres.service.inference.outputs import Output, Position, Row
+from halteres.service.inference.answering import Inference, Output, Position, Row
+from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
     GENERATE,
     Call,
@@ -115,8 +113,19 @@ def read_generate(body: bytes) -> Sglang | Vllm:
 
 async def generate(inference: Inference, call: Call) -> Response:
     """Answer one call, in the shape of its fields."""
-    body = await inference.aside(call, lambda: read_generate(call.body), len(call.body))
-    return await (_sglang(inference, call, body) if isinstance(body, Sglang) else _vllm(inference, call, body))
+    body = await inference.in_thread(call, lambda: read_generate(call.body), len(call.body))
+    if isinstance(body, Sglang):
+        top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
+        weights = inference.weights(body.model, call.run, call.tenant, body.policy_version)
+        prompts, of_prompt = await inference.prompts(call, body.prompts), top if start >= 0 else None
+        request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
+        return await respond(inference, request, SglangAnswer(inference.tokenizer, body), stream=body.stream)
+    if body.best_of not in (None, body.n):
+        raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
+    weights = inference.weights(body.model, call.run, call.tenant)
+    prompts = await inference.prompts(call, [body.one_prompt])
+    request = InferenceRequest(call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs)
+    return await respond(inference, request, VllmAnswer(inference.tokenizer, body), stream=body.stream)
 
 
 def _with_pieces(before: Output | None, piece: Output) -> Output:
@@ -131,22 +140,7 @@ def _with_pieces(before: Output | None, piece: Output) -> Output:
     )
 
 
-# sglang
-
-
-async def _sglang(inference: Inference, call: Call, body: Sglang) -> Response:
-    top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
-    weights = inference.weights(call, body.model, body.policy_version)
-    prompts, of_prompt = await inference.prompts(call, body.prompts), top if start >= 0 else None
-    request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
-    answered = SglangAnswer(inference.tokenizer, body)
-    if body.stream:
-        stream = inference.stream(request)
-        return await begun(stream, answered.events, lambda error: data({"error": {"message": error.sentence}}) + DONE)
-    return await inference.write(request, lambda outputs: answer(answered.whole(outputs)))
-
-
-class SglangAnswer:
+class SglangAnswer(Shape):
     """sglang's: an object for each sequence."""
 
     def __init__(self, tokenizer: Tokenizer, body: Sglang) -> None:
@@ -166,6 +160,10 @@ class SglangAnswer:
             yield data({"index": one.place, **item} if self._body.has_several else item)
         yield DONE
 
+    def failed(self, error: HalteresError) -> bytes:
+        """As sglang's."""
+        return data({"error": {"message": error.sentence}}) + DONE
+
     def _item(self, one: Output) -> dict[str, Any]:
         """One sequence, whole or as far as it is written."""
         meta: dict[str, Any] = {
@@ -178,10 +176,10 @@ class SglangAnswer:
         }
         if self._body.return_logprob:
             meta |= self._logprobs("output", one.positions)
-        if self._body.return_logprob and one.of_prompt is not None:
-            # From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it.
-            first, rest = one.of_prompt[(start := self._body.logprob_start_len) :][:1], one.of_prompt[start + 1 :]
-            meta |= self._logprobs("input", [(token, None, list[Any]()) for token, _, _ in first] + rest)
+            if one.of_prompt is not None:
+                # From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it.
+                rows = one.of_prompt[self._body.logprob_start_len :]
+                meta |= self._logprobs("input", [(token, None, []) for token, _, _ in rows[:1]] + rows[1:])
         return {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
 
     def _logprobs(self, side: str, positions: list[Position]) -> dict[str, Any]:
@@ -194,26 +192,10 @@ class SglangAnswer:
         return [logprob, token, self._token(token) if self._body.return_text_in_logprobs else None]
 
 
-# vLLM
-
-
-async def _vllm(inference: Inference, call: Call, body: Vllm) -> Response:
-    if body.best_of not in (None, body.n):
-        raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
-    weights, prompts = inference.weights(call, body.model), await inference.prompts(call, [body.one_prompt])
-    request = InferenceRequest(call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs)
-    answered = VllmAnswer(inference.tokenizer, body)
-    if body.stream:
-        return await begun(inference.stream(request), answered.lines, _failed_line, "application/x-ndjson")
-    return await inference.write(request, lambda outputs: answer(answered.whole(outputs)))
-
-
-def _failed_line(error: HalteresError) -> bytes:
-    return msgspec.json.encode({"error": as_http(error)["detail"]}) + b"\n"
-
-
-class VllmAnswer:
+class VllmAnswer(Shape):
     """vLLM's: lists with one item per sequence of the one prompt; texts begin with the prompt."""
+
+    media_type = "application/x-ndjson"
 
     def __init__(self, tokenizer: Tokenizer, body: Vllm) -> None:
         self._tokenizer, self._body = tokenizer, body
@@ -236,7 +218,11 @@ class VllmAnswer:
             shaped["prompt_logprobs"] = [_by_id(*position) for position in of_prompt]
         return shaped
 
-    async def lines(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
+    def failed(self, error: HalteresError) -> bytes:
+        """A line."""
+        return msgspec.json.encode({"error": as_http(error)["detail"]}) + b"\n"
+
+    async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """One JSON object per line, each with all that every sequence has so far."""
         so_far: dict[int, Output] = {}
         async for one in outputs:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,12 +15,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, ServerError, boundary
-from halteres.service.answers import body_of
-from halteres.service.inference.requests import Call
-from halteres.service.tenancy.tenants import tenant_of
-from halteres.service.wire.codec import PROMPT_BYTES
-
-T = TypeVar("T")
+from halteres.service.http import answer, body_of
+from halteres.service.inference.answering import Inference, Output
+from halteres.service.inference.requests import Call, InferenceRequest
+from halteres.service.keys import tenant_of
+from halteres.service.wire.bodies import PROMPT_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,16 @@ class Shutdown:
 def endpoint(handler: Callable[[Call], Coroutine[Any, Any, Response]]) -> Callable[[Request], Awaitable[Response]]:
     """A route whose work ends when its client leaves or the service ends."""
 
+    async def disconnected(request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     async def answered(request: Request) -> Response:
         run, body = request.path_params.get("run_id"), await body_of(request, PROMPT_BYTES)
         shutdown: Shutdown = request.app.state.shutdown
         async with shutdown.cuts_short():
             working = asyncio.create_task(handler(Call(run=run, tenant=tenant_of(request), body=body)))
-            leaving = asyncio.create_task(_left(request))
+            leaving = asyncio.create_task(disconnected(request))
             try:
                 await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
                 return working.result() if working.done() else Response(status_code=499)  # which nobody reads
@@ -84,11 +88,6 @@ def endpoint(handler: Callable[[Call], Coroutine[Any, Any, Response]]) -> Callab
                 await asyncio.gather(working, leaving, return_exceptions=True)
 
     return answered
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 DONE = b"data: [DONE]\n\n"
@@ -101,29 +100,61 @@ def data(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def named(value: dict[str, Any]) -> bytes:
-    """One event under its own type's name."""
-    return b"event: " + value["type"].encode() + b"\n" + data(value)
+class Shape(ABC):
+    """One answer in its dialect's shape."""
+
+    media_type = "text/event-stream"
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[Output]) -> Any:
+        """All of it, of every sequence."""
+
+    @abstractmethod
+    def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
+        """The bytes of a stream, from the pieces of its sequences."""
+
+    @abstractmethod
+    def failed(self, error: HalteresError) -> bytes:
+        """The last bytes of a stream that fails under way."""
+
+
+async def respond(inference: Inference, request: InferenceRequest, shape: Shape, *, stream: bool) -> Response:
+    """Answer a request, whole or as a stream that begins with its first piece; raises what prevented that."""
+    if not stream:
+        return await inference.write(request, lambda outputs: answer(shape.whole(outputs)))
+    pieces = inference.stream(request)
+    first = await anext(pieces)
+
+    async def all_pieces() -> AsyncIterator[Output]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            with boundary(ServerError, "The stream"):
+                async for event in shape.events(all_pieces()):
+                    yield event
+        except HalteresError as error:
+            if error.status >= 500:
+                log.error("A stream failed under way: %s", error)
+            yield shape.failed(error)
+
+    return Events(pieces, events(), shape)
 
 
 class Events(StreamingResponse):
-    """A stream of events made from items; `begun` makes one."""
+    """A stream of events made from the pieces of an answer."""
 
-    def __init__(
-        self,
-        items: AsyncGenerator[Any, None],
-        events: AsyncIterator[bytes],
-        failed: Callable[[HalteresError], bytes],
-        media_type: str,
-    ) -> None:
-        self._items, self._failed = items, failed
+    def __init__(self, pieces: AsyncGenerator[Output, None], events: AsyncIterator[bytes], shape: Shape) -> None:
+        self._pieces, self._shape = pieces, shape
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, headers=headers, media_type=media_type)
+        super().__init__(events, headers=headers, media_type=shape.media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         self._shutdown: Shutdown = scope["app"].state.shutdown
-        async with aclosing(self._items):
+        async with aclosing(self._pieces):
             await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
@@ -135,39 +166,8 @@ class Events(StreamingResponse):
                     async with asyncio.timeout(UNREAD_S):
                         await send({"type": "http.response.body", "body": event, "more_body": True})
         except ServiceEnds as error:
-            await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
+            await send({"type": "http.response.body", "body": self._shape.failed(error), "more_body": True})
         except TimeoutError:
             log.warning("A stream ends: its client has read nothing for %g s.", UNREAD_S)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def begun(
-    items: AsyncGenerator[T, None],
-    shape: Callable[[AsyncIterator[T]], AsyncIterator[bytes]],
-    failed: Callable[[HalteresError], bytes],
-    media_type: str = "text/event-stream",
-) -> Events:
-    """The stream that `shape` makes of the items, once the first has come; raises what prevented it.
-
-    Args:
-        failed: the last events of a stream that fails under way.
-    """
-    first = await anext(items)
-
-    async def all_items() -> AsyncIterator[T]:
-        yield first
-        async for item in items:
-            yield item
-
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            with boundary(ServerError, "The stream"):
-                async for event in shape(all_items()):
-                    yield event
-        except HalteresError as error:
-            if error.status >= 500:
-                log.error("A stream failed under way: %s", error)
-            yield failed(error)
-
-    return Events(items, events(), failed, media_type)

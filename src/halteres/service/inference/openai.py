@@ -15,22 +15,22 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from halteres.errors import InvalidData
+from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
-from halteres.service.answers import answer, openai_error
-from halteres.service.inference.answering import Inference
-from halteres.service.inference.chats import Chat, flat
-from halteres.service.inference.http import DONE, begun, data
-from halteres.service.inference.outputs import BROKEN, Output, Row
+from halteres.service.http import answer, openai_error
+from halteres.service.inference.answering import BROKEN, Inference, Output
+from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
     CHAT,
     COMPLETIONS,
     Call,
+    Chat,
     InferenceRequest,
     Prompt,
     SamplingFields,
     TokenCount,
     TopCount,
+    flat,
     several,
 )
 from halteres.text import Tokenizer
@@ -83,7 +83,7 @@ class Completions(OpenAIBody, kw_only=True):
 
     @property
     def top(self) -> int | None:
-        """How many of the most likely tokens are asked for at each position; None: no log-probabilities at all."""
+        """How many of the most likely tokens are told at each position; None: no log-probabilities at all."""
         if self.logprobs is None or self.logprobs is False:
             return None
         return 0 if self.logprobs is True else self.logprobs
@@ -133,7 +133,7 @@ class Usage:
         return [min(self.versions, default=0), max(self.versions, default=0)]
 
 
-class Answer:
+class Answer(Shape):
     """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
 
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
@@ -155,7 +155,11 @@ class Answer:
         """None where the piece holds nothing."""
         raise NotImplementedError
 
-    def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        """An answer of all sequences."""
+        return self.best(outputs, outputs)
+
+    def best(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer of the chosen sequences; all are counted."""
         for one in outputs:
             self._usage.add(one)
@@ -165,7 +169,7 @@ class Answer:
         return {**self._head, "choices": choices, "usage": usage, "policy_version": self._usage.policy_version}
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
-        """A stream's events: one per piece that holds something; the last of a choice has the policy version."""
+        """One per piece that holds something; the last of a choice has the policy version."""
         async for one in outputs:
             self._usage.add(one)
             chunk = self._chunk(one)
@@ -173,29 +177,33 @@ class Answer:
                 version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
                 yield data({**self._head, "choices": chunk["choices"], **version, **chunk})
         if self._options is not None and self._options.include_usage:
-            yield data(self.whole([], []))
+            yield data(self.best([], []))
         yield DONE
 
-    def _ranked(self, token: int, logprob: float | None, row: Row) -> dict[str, Any] | None:
-        """A position in vLLM's `prompt_logprobs`: the token that stands there, then the most likely ones, by id."""
-        if logprob is None:
-            return None
-        ranks = {one: rank for rank, (one, _) in enumerate(row, start=1)}
-        return {
-            str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
-            for one, value in [(token, logprob), *(pair for pair in row if pair[0] != token)]
-        }
+    def failed(self, error: HalteresError) -> bytes:
+        """The error in OpenAI's shape."""
+        return data(openai_error(error)) + DONE
+
+    def _ranked(self, one: Output) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: at each position the token that stands there, then the most likely ones, by id."""
+        ranked: list[dict[str, Any] | None] = []
+        for token, logprob, row in one.of_prompt or ():
+            ranks = {likely: rank for rank, (likely, _) in enumerate(row, start=1)}
+            pairs = [(token, logprob), *(pair for pair in row if pair[0] != token)]
+            found = {
+                str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
+                for one, value in pairs
+            }
+            ranked.append(None if logprob is None else found)
+        return ranked
 
 
 async def _respond(inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer) -> Response:
-    if body.stream:
-        stream = inference.stream(request)
-        return await begun(stream, answered.events, lambda error: data(openai_error(error)) + DONE)
     if not body.is_ranked:
-        return await inference.write(request, lambda outputs: answer(answered.whole(outputs, outputs)))
+        return await respond(inference, request, answered, stream=body.stream)
     outputs = await inference.write(request, list)
     best = await inference.best_of.chosen(outputs, body.n, body.reward_model, answered.scorable)
-    return await inference.aside(request.call, lambda: answer(answered.whole(best, outputs)))
+    return await inference.in_thread(request.call, lambda: answer(answered.best(best, outputs)))
 
 
 # v1/completions
@@ -211,7 +219,7 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = max(body.top, of_prompt or 0)
     elif body.echo and body.max_tokens == 0:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
-    weights = inference.weights(call, body.model)
+    weights = inference.weights(body.model, call.run, call.tenant)
     request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
     return await _respond(inference, request, body, CompletionAnswer(inference.tokenizer, request, body))
 
@@ -234,7 +242,7 @@ class CompletionAnswer(Answer):
         return self._tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _choice(self, one: Output) -> dict[str, Any]:
-        """The first piece of a sequence brings what was asked of the prompt."""
+        """The first piece of a sequence brings what is told of the prompt."""
         body, first = self._body, one.first
         choice: dict[str, Any] = {
             "index": one.place,
@@ -242,16 +250,16 @@ class CompletionAnswer(Answer):
             "finish_reason": one.finish,
             "stop_reason": one.matched,
             "token_ids": one.tokens,
-            "logprobs": self._logprobs(one, with_prompt=first and body.echo),
+            "logprobs": None if body.top is None else self._logprobs(one, body.top),
         }
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
         if first and one.of_prompt is not None and body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = [self._ranked(*position) for position in one.of_prompt]
+            choice["prompt_logprobs"] = self._ranked(one)
         return choice
 
     def _chunk(self, one: Output) -> dict[str, Any] | None:
-        """A choice, without the tokens unless they were asked for."""
+        """A choice, without the tokens unless they are to be returned."""
         choice, body = self._choice(one), self._body
         if not (choice["text"] or body.top is not None or body.return_token_ids or one.finish is not None):
             return None
@@ -259,30 +267,24 @@ class CompletionAnswer(Answer):
             del choice["token_ids"]
         return {"choices": [choice]}
 
-    def _logprobs(self, one: Output, *, with_prompt: bool) -> dict[str, Any] | None:
-        offset = self._lengths.get(one.place, 0)
-        if (num_top := self._body.top) is None:
-            return None
-        positions = one.positions
-        if with_prompt and one.of_prompt is not None:
+    def _logprobs(self, one: Output, num_top: int) -> dict[str, Any]:
+        positions, offset = one.positions, self._lengths.get(one.place, 0)
+        if one.first and self._body.echo and one.of_prompt is not None:
             positions = [(token, logprob, row[:num_top]) for token, logprob, row in one.of_prompt] + positions
         names, offsets = [self.name(token) for token, _, _ in positions], list[int]()
         for name in names:
             offsets.append(offset)
             offset += len(name)
         self._lengths[one.place] = offset
+        top: list[dict[str, float] | None] = []
+        for token, logprob, row in positions:  # the most likely and the one there; of equal texts the likeliest
+            by_name: dict[str, float] = {}
+            for likely, value in [*row, (token, logprob or 0.0)]:
+                by_name.setdefault(self.name(likely), value)
+            top.append(None if logprob is None else by_name)
         logprobs = [logprob for _, logprob, _ in positions]
-        top = [self._by_name(*position) for position in positions] if num_top else None
-        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
-
-    def _by_name(self, token: int, logprob: float | None, row: Row) -> dict[str, float] | None:
-        """The most likely tokens and the one that stands there; of tokens with equal text the likeliest."""
-        if logprob is None:
-            return None
-        named: dict[str, float] = {}
-        for one, value in [*row, (token, logprob)]:
-            named.setdefault(self.name(one), value)
-        return named
+        tops = top if num_top else None
+        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
 # v1/chat/completions
@@ -292,21 +294,9 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     """POST v1/chat/completions."""
     body = await inference.read(call, ChatCompletions, CHAT)
     inference.best_of.check(body.reward_model)
-    tools = callable_tools(body.tools, body.tool_choice)
-    chat = _chat(inference.tokenizer, body, tools)
-    prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
-    weights = inference.weights(call, body.model)
-    parallel = body.parallel_tool_calls if tools else None
-    request = InferenceRequest(
-        call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
-    )
-    return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
-
-
-def _chat(tokenizer: Tokenizer, body: ChatCompletions, tools: Sequence[dict[str, Any]]) -> Chat:
-    kwargs = body.chat_template_kwargs or {}
+    tools, kwargs = callable_tools(body.tools, body.tool_choice), body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
-        if not tokenizer.template_reads("reasoning_effort"):
+        if not inference.tokenizer.template_reads("reasoning_effort"):
             raise InvalidData(
                 "`reasoning_effort` is not supported by this model.",
                 "Its chat template does not read it.",
@@ -320,13 +310,20 @@ def _chat(tokenizer: Tokenizer, body: ChatCompletions, tools: Sequence[dict[str,
             "continue_final_message goes on with the last message; add_generation_prompt begins another.",
             "Send add_generation_prompt=false.",
         )
-    return Chat(
+    chat = Chat(
         messages=body.messages,
         tools=tools,
         template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message,
     )
+    prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
+    weights = inference.weights(body.model, call.run, call.tenant)
+    parallel = body.parallel_tool_calls if tools else None
+    request = InferenceRequest(
+        call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
+    )
+    return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
 
 
 def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
@@ -355,23 +352,23 @@ class ChatAnswer(Answer):
         begun = messages.pop()["content"] if self._body.continue_final_message else ""
         return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
 
-    def whole(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
-        """An answer, and what was asked of its prompt."""
-        return {**super().whole(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
+    def best(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
+        """An answer, and what is told of its prompt."""
+        return {**super().best(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
 
     def _choice(self, one: Output) -> dict[str, Any]:
-        text, calls = _read(one)
+        text, calls = one.plain, [_shaped(call) for call in one.calls]
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
         if calls:
-            message["tool_calls"] = [_shaped(call) for call in calls]
+            message["tool_calls"] = calls
         return {"index": one.place, "message": message, **self._facts(one), "token_ids": one.tokens}
 
     def _chunk(self, one: Output) -> dict[str, Any] | None:
-        body, (text, calls) = self._body, _read(one)
+        body = self._body
         delta: dict[str, Any] = {"role": "assistant", "content": ""} if one.first else {}
-        if text:
+        if text := one.plain:
             delta["content"] = text
-        if calls:
+        if calls := one.calls:
             delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in calls]
         if not (delta or body.logprobs or body.return_token_ids or one.finish is not None):
             return None
@@ -384,10 +381,8 @@ class ChatAnswer(Answer):
         return {"choices": [choice], **of_prompt}
 
     def _of_prompt(self, one: Output) -> dict[str, Any]:
-        tokens = {"prompt_token_ids": one.prompt.tokens}
-        if one.of_prompt is None:
-            return tokens
-        return {"prompt_logprobs": [self._ranked(*position) for position in one.of_prompt], **tokens}
+        scores = {} if one.of_prompt is None else {"prompt_logprobs": self._ranked(one)}
+        return {**scores, "prompt_token_ids": one.prompt.tokens}
 
     def _facts(self, one: Output) -> dict[str, Any]:
         finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
@@ -403,12 +398,6 @@ class ChatAnswer(Answer):
         """A token with its bytes; null where it is part of a character only."""
         text = self.name(token)
         return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
-
-
-def _read(one: Output) -> tuple[str, list[ToolCall]]:
-    """What is said, and what is called."""
-    text = "".join(part for part in one.parts if isinstance(part, str))
-    return text, [part for part in one.parts if isinstance(part, ToolCall)]
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A request for inference, whatever its shape: its fields, which weights a `model` means, prompts as tokens.
+"""A request for inference, whatever its shape: its fields, which weights a `model` means, prompts and chats as tokens.
 
 halteres/tiny, its folder, its aliases      the base model
 tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
@@ -16,21 +16,19 @@ Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from halteres.errors import InvalidData, NotFound, nearest, shortened
+from halteres.errors import InvalidData, shortened
+from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
-from halteres.service.service import Service
-from halteres.service.tenancy.tenants import Tenant
 from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 
 T = TypeVar("T")
-
-SCHEME = "tinker://"
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -58,7 +56,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         return tuple(stop for stop in self.stops if isinstance(stop, str) and stop)
 
     @property
-    def named_stop_tokens(self) -> tuple[int, ...]:
+    def stop_tokens(self) -> tuple[int, ...]:
         """Tokens that end the answer beside the model's own: those of both fields."""
         return (*(stop for stop in self.stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
 
@@ -66,18 +64,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     def stops(self) -> Sequence[str | int]:
         """Texts and tokens of `stop`."""
         return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
-
-
-def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
-    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists."""
-    if isinstance(given, str):
-        return [given]
-    tokens = [one for one in given if isinstance(one, int)]
-    if len(tokens) == len(given):
-        return [tokens]
-    if tokens:
-        raise InvalidData(f"`{field}` mixes token ids with prompts.", next="Send one list of ids, or a list of lists.")
-    return [one for one in given if not isinstance(one, int)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights to sample from, by the name that they were asked for."""
+    """Weights to sample from, by the name that a request has for them."""
 
     name: str
     snapshot: Snapshot | None  # None: the base model
@@ -100,58 +86,6 @@ class Weights:
     def version(self) -> int:
         """Policy version."""
         return self.snapshot.version if self.snapshot else 0
-
-
-class Addresses:
-    """The names of one service's weights."""
-
-    def __init__(self, service: Service) -> None:
-        self.base, self._service = service.base, service
-
-    def find(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
-        """What a request means. Under a run's URL, a name that is neither a path nor the base model means the run.
-
-        Args:
-            version: of a run: these weights, not its newest.
-
-        Raises:
-            NotFound: nothing has this name.
-            NotReady: the run has not published that yet.
-            SnapshotLost: weights of that version are no longer kept.
-        """
-        if model is not None and SCHEME in model:
-            base, _, path = model.rpartition(";")
-            if base:
-                self.base.check(base)
-            found = self._service.checkpoints.find(path, tenant)
-            return Weights(name=model, snapshot=self._service.snapshots.of(found))
-        name = model or run or self.base.name
-        if self.base.answers_to(name) if model else run is None:
-            return Weights(name=name, snapshot=None)
-        if run is None and name not in self._runs(tenant):
-            raise NotFound(
-                f"There is no model '{shortened(name)}' here.",
-                f"The base model is '{self.base.name}'.",
-                "Name it, a tinker:// path or a run; GET /v1/models lists them.",
-                did_you_mean=nearest(name, self.all(tenant)),
-                param="model",
-            )
-        return Weights(name=name, snapshot=self._service.samplers.policy(run or name, tenant, version))
-
-    def all(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
-        """Policy version and unix s of making, of the base model, every run with a policy, every named checkpoint."""
-        began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
-        saved = [one for one in self._service.checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
-        return {
-            **dict.fromkeys(self.base.names, (0, 0.0)),
-            **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
-            **{str(one.path): (one.version, one.created_at) for one in saved},
-        }
-
-    def _runs(self, tenant: Tenant) -> dict[str, float]:
-        """The tenant's runs, and when each began (unix s)."""
-        sessions = self._service.sessions.all(tenant)
-        return {session.run: session.created_at for session in reversed(sessions) if session.run}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +97,10 @@ class Prompt:
 
     @staticmethod
     def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
-        """A text or tokens.
+        """A text, of at most so many characters, or tokens.
 
         Args:
-            longest: characters that a text may have.
             special: whether a text gets the tokens that begin and end one; None: unless it begins so already.
-
-        Raises:
-            InvalidData: the text is longer than any model reads.
         """
         if not isinstance(given, str):
             return Prompt(tokens=given)
@@ -179,6 +109,18 @@ class Prompt:
         begins = tokenizer.specials.get("bos_token")
         added = not (begins and given.startswith(begins)) if special is None else special
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
+
+
+def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [one for one in given if isinstance(one, int)]
+    if len(tokens) == len(given):
+        return [tokens]
+    if tokens:
+        raise InvalidData(f"`{field}` mixes token ids with prompts.", next="Send one list of ids, or a list of lists.")
+    return [one for one in given if not isinstance(one, int)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +146,127 @@ class InferenceRequest:
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt's log-probabilities are all that is asked for."""
+        """Whether nothing but the prompt's log-probabilities is answered."""
         return self.sampling.max_tokens == 0 and self.prompt_top is not None
 
+
+# Chats
+
+OURS = frozenset(("messages", "tools", "add_generation_prompt", "tokenize", "chat_template"))
+"""What a template is given by us, and nobody may give it a second time."""
+
+CONTINUED = "[the answer goes on here]"
+"""Stands behind the last message's content while it is rendered, and is cut off with all that follows."""
+
+TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation to be answered."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool does."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+def render(tokenizer: Tokenizer, chat: Chat) -> str:
+    """The prompt's text, by the model's own template; raises InvalidData where it cannot take the chat."""
+    if not chat.messages:
+        raise _unfit("`messages` is empty.", next="Send at least one message.")
+    if given := sorted(OURS.intersection(chat.template_kwargs)):
+        raise InvalidData(f"`chat_template_kwargs` may not hold '{given[0]}'.", param="chat_template_kwargs")
+    extra = dict(chat.template_kwargs)
+    if chat.tools:
+        if not tokenizer.template_reads("tools"):
+            raise InvalidData(
+                "The model's chat template has no place for tools.",
+                next="Describe them in the system message, or use a model whose template reads `tools`.",
+                param="tools",
+            )
+        try:
+            msgspec.convert(chat.tools, type=list[Tool])
+        except msgspec.ValidationError as error:
+            raise InvalidData("`tools` does not fit.", f"{error}.", param="tools") from error
+        extra["tools"] = [dict(tool) for tool in chat.tools]
+    messages, continued = [flat(message) for message in chat.messages], chat.continue_final_message
+    if continued:
+        messages[-1]["content"] += CONTINUED
+    text = tokenizer.render(messages, add_generation_prompt=chat.add_generation_prompt and not continued, **extra)
+    if not continued:
+        return text
+    if (end := text.rfind(CONTINUED)) < 0:
+        raise InvalidData(
+            "The last message cannot be continued.",
+            "The chat template leaves its content out, or changes it.",
+            "Send continue_final_message=false.",
+        )
+    return text[:end]
+
+
+def flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content as one text, arguments of calls as objects."""
+    if not isinstance(message.get("role"), str):
+        raise _unfit("A message has no role.", next="Send role and content.")
+    flat = {**message, "content": text_of(message.get("content"))}
+    calls = flat.pop("tool_calls", None)
+    if calls is not None:  # templates ask whether it is there
+        flat["tool_calls"] = [_call(one) for one in (calls if isinstance(calls, list) else [None])]
+    return flat
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = list[str]()
+    for part in content if isinstance(content, list) else [content]:
+        kind = str(part.get("type", "text") if isinstance(part, dict) else type(part).__name__)
+        text = part.get("refusal" if kind == "refusal" else "text") if kind in TEXT_PARTS else None
+        if not isinstance(text, str):
+            raise _unfit(
+                f"A message holds a part of type '{shortened(kind)}'.",
+                "The model reads text only: no images, audio or files.",
+                "Send parts of type text.",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _unfit("A message's tool_calls do not fit.", next="Send function.name and function.arguments.")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):  # OpenAI's API writes them as a JSON text, templates expect the object
+        with suppress(msgspec.DecodeError, RecursionError):
+            read = msgspec.json.decode(arguments)
+            arguments = read if isinstance(read, dict) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _unfit(what: str, why: str = "", next: str = "") -> InvalidData:
+    return InvalidData(what, why, next, param="messages")
+
+
+# Bodies
 
 Refused = Mapping[str, tuple[str, str, Any]]
 """By field: why, what to do instead, and the value that changes nothing; null, false, 0 and what is empty never do."""
@@ -216,13 +276,15 @@ def _refused(why: str, next: str, names: str = "", **neutral: Any) -> Refused:
     return {name: (why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
 
 
-_LEAVE_OUT = "Leave it out."
-_PENALTIES = ("Tokens are drawn from the model's own distribution: there are no penalties and no biases.", _LEAVE_OUT)
+_PENALTIES = (
+    "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
+    "Leave it out.",
+)
 _FILTERS = ("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
 _GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
 _SEARCH = ("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
-_CODE = ("Clients' code and hooks are not run here.", _LEAVE_OUT)
-_EXPERTS = ("The engine serves dense models: no routing to experts exists or is recorded.", _LEAVE_OUT)
+_CODE = ("Clients' code and hooks are not run here.", "Leave it out.")
+_EXPERTS = ("The engine serves dense models: no routing to experts exists or is recorded.", "Leave it out.")
 _INSIDE = ("What happens inside the model is not told.", "Ask for log-probabilities.")
 _PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
 _MEDIA = ("The model reads and writes text only.", "Send text.")
@@ -270,14 +332,8 @@ MESSAGES: Refused = {
 
 
 def read(body: bytes, kind: type[T], refused: Refused | None = None) -> T:
-    """What a body asks for.
-
-    Args:
-        refused: fields that may not be at its top, nor among its `sampling_params`.
-
-    Raises:
-        InvalidData: it does not fit, or asks for what nobody does here.
-    """
+    """The fields of a body; InvalidData where they do not fit, or where one of those that are refused stands at its
+    top or among its `sampling_params`."""
     found = bodies.read(body, kind, deep=False)
     if refused is None:
         return found

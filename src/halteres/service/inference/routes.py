@@ -22,16 +22,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shortened
-from halteres.service.answers import answer, refusal_at, route
-from halteres.service.inference.answering import Inference
+from halteres.service.http import answer, refusal_at, route
+from halteres.service.inference.answering import SCHEME, Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
-from halteres.service.inference.chats import Chat
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
-from halteres.service.inference.requests import SCHEME, Call, Weights, read
+from halteres.service.inference.requests import Call, Chat, Weights, read
+from halteres.service.keys import tenant_of
 from halteres.service.sampling.samples import packed
-from halteres.service.tenancy.tenants import tenant_of
 
 
 class InferenceRoutes:
@@ -42,10 +41,17 @@ class InferenceRoutes:
 
     def table(self) -> list[BaseRoute]:
         """The routes."""
+        openai = [
+            self._post("/v1/completions", completions),
+            self._post("/v1/chat/completions", chat_completions),
+            route("/v1/models", self._models),
+            route("/v1/models/{model:path}", self._model),
+        ]
+        anthropic = [self._post("/v1/messages", messages), self._post("/v1/messages/count_tokens", count_tokens)]
         everything = [
             self._post("/generate", generate),
-            *self._openai(),
-            *self._anthropic(),
+            *openai,
+            *anthropic,
             self._post("/tokenize", tokenize),
             self._post("/detokenize", detokenize),
             *(route(path, self._health) for path in ("/health", "/health_generate", "/ping", "/v1/health")),
@@ -54,21 +60,10 @@ class InferenceRoutes:
         ]
         return [
             Mount("/runs/{run_id}", routes=everything),
-            Mount("/oai/api", routes=self._openai()),
-            Mount("/anthropic/api", routes=self._anthropic()),
+            Mount("/oai/api", routes=openai),
+            Mount("/anthropic/api", routes=anthropic),
             *everything,
         ]
-
-    def _openai(self) -> list[BaseRoute]:
-        return [
-            self._post("/v1/completions", completions),
-            self._post("/v1/chat/completions", chat_completions),
-            route("/v1/models", self._models),
-            route("/v1/models/{model:path}", self._model),
-        ]
-
-    def _anthropic(self) -> list[BaseRoute]:
-        return [self._post("/v1/messages", messages), self._post("/v1/messages/count_tokens", count_tokens)]
 
     def _post(self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]]) -> BaseRoute:
         return route(path, endpoint(partial(handler, self._inference)), "POST")
@@ -86,19 +81,20 @@ class InferenceRoutes:
         run = request.path_params.get("run_id")
         if run is not None and SCHEME not in model and not self._inference.base.answers_to(model):
             raise NotFound(f"There is no model '{shortened(model)}' under the run '{run}'.", param="model")
-        weights = self._inference.addresses.find(model, run, tenant_of(request))
+        weights = self._inference.weights(model, run, tenant_of(request))
         return self._shaped(model, weights.version, is_base=weights.snapshot is None)
 
     def _listed(self, request: Request) -> dict[str, Any]:
-        found, run = self._inference.addresses.all(tenant_of(request)), request.path_params.get("run_id")
-        if run is not None:
-            found = {run: (self._policy(request).version, 0.0), self._inference.base.name: (0, 0.0)}
-        names = self._inference.base.names
-        return {name: self._shaped(name, *facts, is_base=name in names) for name, facts in found.items()}
+        base, run = self._inference.base, request.path_params.get("run_id")
+        if run is None:
+            found = self._inference.models(tenant_of(request))
+        else:
+            found = {run: (self._policy(request).version, 0.0), base.name: (0, 0.0)}
+        return {name: self._shaped(name, *facts, is_base=name in base.names) for name, facts in found.items()}
 
     def _policy(self, request: Request) -> Weights:
         """The newest of the run in the URL; without one, the base model."""
-        return self._inference.addresses.find(None, request.path_params.get("run_id"), tenant_of(request))
+        return self._inference.weights(None, request.path_params.get("run_id"), tenant_of(request))
 
     def _shaped(self, name: str, version: int, created_at: float = 0.0, *, is_base: bool) -> dict[str, Any]:
         base = self._inference.base.name
@@ -153,7 +149,7 @@ class Tokenize(msgspec.Struct, kw_only=True):
 async def tokenize(inference: Inference, call: Call) -> Response:
     """POST tokenize: a prompt or a chat."""
     body = await inference.read(call, Tokenize)
-    inference.weights(call, body.model)
+    inference.weights(body.model, call.run, call.tenant)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
     if body.messages is None:
@@ -170,7 +166,7 @@ async def tokenize(inference: Inference, call: Call) -> Response:
     tokens = prompt.tokens
     found = {"count": len(tokens), "max_model_len": await inference.context_length(), "tokens": tokens}
     if body.return_token_strs:
-        texts = await inference.aside(call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body))
+        texts = await inference.in_thread(call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body))
         return answer({**found, "token_strs": texts})
     return answer(found)
 
@@ -193,4 +189,4 @@ async def detokenize(inference: Inference, call: Call) -> Response:
             raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
         return inference.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    return answer({"prompt": await inference.aside(call, text, len(call.body))})
+    return answer({"prompt": await inference.in_thread(call, text, len(call.body))})

@@ -33,20 +33,16 @@ from halteres.engine.folders import copy_linked, size_of
 from halteres.engine.protocol import Saved
 from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
-from halteres.service.answers import body_of, page_of, read_body, route, timestamp
-from halteres.service.checkpoints.paths import checked_ttl, end_of_life, refuse_token
-from halteres.service.checkpoints.peft_folders import CARD, FILES
-from halteres.service.checkpoints.store import Checkpoint
+from halteres.service.checkpoint_folders import CARD, FILES, checked_ttl, end_of_life, refuse_token
+from halteres.service.checkpoints import Checkpoint
+from halteres.service.http import SIGNED, body_of, page_of, read_body, route, timestamp
+from halteres.service.keys import Tenant, tenant_of
 from halteres.service.service import Service
-from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.training_runs import Model, model_id_of, record
 from halteres.service.wire import bodies
 
 RUN = "/api/v1/training_runs/{run_id}"
 CHECKPOINT = f"{RUN}/checkpoints/{{kind}}/{{name}}"
-
-SIGNED = "/halteres/v1/files"
-"""Routes below this ask for no key (`service.routes.middleware`); every one of them checks a signature."""
 
 VALID_S = 3600  # clients have URLs signed again where fewer than 5 minutes are left (SDK 0.38, tinker-cookbook 0.6.1)
 
@@ -106,14 +102,14 @@ class CheckpointRoutes:
     async def _of_run(self, request: Request) -> Any:
         """Weights that were put here belong to no training run of this service."""
         run, tenant = request.path_params["run_id"], tenant_of(request)
-        await self._checkpoints.look_again()
+        await self._checkpoints.discover()
         found = self._checkpoints.all(run, tenant)
         if not found:
             self._service.models.find(run, tenant)
         return {"checkpoints": [described(one) for one in _listable(found, request)]}
 
     async def _all(self, request: Request) -> Any:
-        await self._checkpoints.look_again()
+        await self._checkpoints.discover()
         newest_first = self._checkpoints.all(tenant=tenant_of(request))[::-1]
         page, cursor = page_of(_listable(newest_first, request), request)
         return {"checkpoints": [described(found) for found in page], "cursor": cursor}

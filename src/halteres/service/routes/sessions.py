@@ -21,17 +21,14 @@ from starlette.routing import Route
 import halteres
 from halteres.errors import UserError
 from halteres.process import steady_time
-from halteres.service.answers import answer, body_of, page_of, read_body, route, texts, timestamp
 from halteres.service.fleet import Host, running
+from halteres.service.http import HEALTH, answer, body_of, page_of, presented, read_body, route, texts, timestamp
+from halteres.service.keys import Key, KeyFile, Tenant, tenant_of
 from halteres.service.routes.checkpoints import RUN, described
-from halteres.service.routes.middleware import HEALTH, presented
 from halteres.service.service import Service
-from halteres.service.sessions import Session
-from halteres.service.tenancy.keys import Key, KeyFile
-from halteres.service.tenancy.tenants import Tenant, tenant_of
-from halteres.service.training_runs import Model
+from halteres.service.training_runs import Model, Session
 from halteres.service.wire import bodies
-from halteres.service.wire.codec import PROMPT_BYTES
+from halteres.service.wire.bodies import PROMPT_BYTES
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -19,15 +20,15 @@ from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
-from halteres.service.answers import answer, body_of, read_body, route
 from halteres.service.durable import futures
 from halteres.service.durable.journal import Entry, new_id
+from halteres.service.http import answer, body_of, read_body, route
+from halteres.service.keys import Tenant, tenant_of
+from halteres.service.limits import LONG
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
 from halteres.service.service import Service
-from halteres.service.tenancy.fair_queue import LONG
-from halteres.service.tenancy.tenants import Tenant, tenant_of
 from halteres.service.training_runs import Job, Model, model_id_of
-from halteres.service.wire import bodies, codec
+from halteres.service.wire import bodies
 from halteres.service.wire.results import as_json
 from halteres.service.wire.training import (
     PASSES,
@@ -57,7 +58,6 @@ class TrainingRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._threads = service, service.threads
-        self._completions = futures.Completions(service.journal, service.futures)
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -80,7 +80,7 @@ class TrainingRoutes:
     async def _sequenced(self, request: HttpRequest) -> Any:
         """Record a request and put it in its model's queue; a repetition gets the same future."""
         kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
-        content_type = request.headers.get("content-type", codec.JSON).split(";")[0].strip()
+        content_type = request.headers.get("content-type", bodies.JSON).split(";")[0].strip()
         raw, body = await self._read(request, kind, content_type)
         model_id, seq = (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
         if model_id is not None and seq is not None:
@@ -120,17 +120,17 @@ class TrainingRoutes:
 
     async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, TrainingBody]:
         """The body, unpacked and parsed; a number that can be read of a broken one is used up."""
-        encoding, sent = request.headers.get("content-encoding"), await body_of(request, codec.MAX_BODY_BYTES)
-        most = codec.SMALL_BYTES
+        encoding, sent = request.headers.get("content-encoding"), await body_of(request, bodies.MAX_BODY_BYTES)
+        most = bodies.SMALL_BYTES
         if kind in PASSES:
-            most = codec.MAX_BODY_BYTES if content_type == codec.PROTOBUF else codec.MAX_JSON_BYTES
+            most = bodies.MAX_BODY_BYTES if content_type == bodies.PROTOBUF else bodies.MAX_JSON_BYTES
         tenant, aside, plain = tenant_of(request), self._threads.run, b""
         size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
         try:
-            plain = await aside(tenant, size, lambda: codec.decompressed(sent, encoding, most))
+            plain = await aside(tenant, size, lambda: bodies.decompressed(sent, encoding, most))
             return plain, await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
         except InvalidData:
-            known = plain or await aside(tenant, size, lambda: codec.head_of(sent, encoding))
+            known = plain or await aside(tenant, size, lambda: bodies.head_of(sent, encoding))
             address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
             if address is not None:
                 await self._service.models.burn(*address, tenant)
@@ -143,20 +143,16 @@ class TrainingRoutes:
                 "The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id."
             )
         session, rank = self._service.sessions.find(body.session_id, tenant), None
+        base = body.base_model
         if isinstance(body, bodies.CreateModel):
-            base, rank = body.base_model, body.lora_config.rank
-        else:
-            base = body.base_model or self._base_of(body.path, tenant)
-        base, model_id = self._service.base.check(base), model_id_of(session.id, body.model_seq_id)
+            rank = body.lora_config.rank
+        elif not base:  # as the checkpoint's own client knew it; a path without a checkpoint fails in its turn
+            with suppress(HalteresError):
+                base = self._service.checkpoints.find(body.path, tenant).base_model
+        base = self._service.base.check(base or self._service.base.name)
+        model_id = model_id_of(session.id, body.model_seq_id)
         self._service.refuse_model(session, model_id, rank)
         return await self._service.models.add(model_id, session.id, tenant, base, body.user_metadata)
-
-    def _base_of(self, path: str, tenant: Tenant) -> str:
-        """The base model as the checkpoint's own client knew it; a path without a checkpoint fails in its turn."""
-        try:
-            return self._service.checkpoints.find(path, tenant).base_model or self._service.base.name
-        except HalteresError:
-            return self._service.base.name
 
     async def _get_info(self, request: HttpRequest) -> Any:
         model = self._service.models.find(bodies.read_field(await body_of(request), "model_id"), tenant_of(request))
@@ -173,7 +169,7 @@ class TrainingRoutes:
 
     async def _create_custom_loss(self, request: HttpRequest) -> Any:
         """What is wrong with the graph is its future's failure."""
-        raw, tenant = await body_of(request, codec.PROMPT_BYTES), tenant_of(request)
+        raw, tenant = await body_of(request, bodies.PROMPT_BYTES), tenant_of(request)
         body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.CreateCustomLoss))
         session, seq = self._service.sessions.find(body.session_id, tenant), body.custom_loss_seq_id
 
@@ -183,7 +179,7 @@ class TrainingRoutes:
 
         key = f"{session.id}:loss:{seq}"
         entry = Entry(key=key, kind=futures.CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
-        future = await futures.settled_at_once(self._service.futures, entry, create)
+        future = await futures.settled_at_once(self._service.futures, entry, create())
         return {"request_id": future.request_id}
 
     async def _unload_model(self, request: HttpRequest) -> Any:
@@ -198,7 +194,7 @@ class TrainingRoutes:
         subject = f"{model.id}/unload"
         key = f"{subject}/{new_id()}"
         entry = Entry(key=key, kind=futures.UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
-        future = await futures.settled_at_once(self._service.futures, entry, unload)
+        future = await futures.settled_at_once(self._service.futures, entry, unload())
         return {"request_id": future.request_id, "model_id": model.id}
 
     # Sampling
@@ -217,9 +213,8 @@ class TrainingRoutes:
 
         Drawn rather than counted: a copy that an earlier life of the service knew may not have sent anything yet.
         """
-        self._service.samplers.find(
-            bodies.read_field(await body_of(request), "sampling_session_id"), tenant_of(request)
-        )
+        sampler = bodies.read_field(await body_of(request), "sampling_session_id")
+        self._service.samplers.find(sampler, tenant_of(request))
         return {"type": "join_sampling_session", "client_counter": 1 + secrets.randbelow(MAX_CLIENTS - 1)}
 
     async def _sampler(self, request: HttpRequest) -> Any:
@@ -228,7 +223,7 @@ class TrainingRoutes:
 
     async def _asample(self, request: HttpRequest) -> Any:
         """A future, and an id for each sequence that it will have."""
-        raw, tenant = await body_of(request, codec.PROMPT_BYTES), tenant_of(request)
+        raw, tenant = await body_of(request, bodies.PROMPT_BYTES), tenant_of(request)
         body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.Sample))
         sampler, seq = self._service.samplers.find(body.sampling_session_id, tenant), body.seq_id
         key = f"{sampler.id}/{seq}"
@@ -248,31 +243,26 @@ class TrainingRoutes:
 
     async def _retrieve(self, request: HttpRequest) -> Any:
         """The outcome, or after 30 s a 408 that says what the request waits for."""
-        body = await read_body(request, bodies.Retrieve)
-        found = await self._service.futures.redeem(body.request_id, tenant_of(request))
-        if isinstance(found, futures.Outcome):
-            return await self._redeemed(request, found, sized=body.allow_metadata_only)
+        body, tenant = await read_body(request, bodies.Retrieve), tenant_of(request)
+        found = await self._service.futures.redeem(body.request_id, tenant)
+        if isinstance(found, futures.Future):
+            away = self._service.fleet.trouble
+            place = futures.Place("the engine is starting", stuck=True) if away else found.place()
+            state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the first one's reason
+            return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
+        # A sampling client, which says that it is one, submits a lost sample again by itself.
+        if found is None and request.headers.get("x-tinker-request-type") == "Sample":
+            found = futures.LOST_SAMPLE
         if found is None:
-            # A sampling client, which says that it is one, submits its sample again by itself.
-            if request.headers.get("x-tinker-request-type") == "Sample":
-                return Response(
-                    futures.LOST_SAMPLE.body, futures.LOST_SAMPLE.status, media_type=futures.LOST_SAMPLE.content_type
-                )
             raise NotFound(f"There is no promise '{body.request_id[:100]}' here.", next="Send the request again.")
-        away = self._service.fleet.trouble
-        place = futures.Place("the engine is starting", stuck=True) if away else found.place()
-        state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the reason of the first alone
-        return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
-
-    async def _redeemed(self, request: HttpRequest, found: futures.Outcome, *, sized: bool) -> Response:
-        """An outcome, as JSON where the client reads JSON: SDKs before 0.18 read only that, since 0.25 none."""
-        body, content_type = found.body, found.content_type
-        if content_type == codec.PROTOBUF and codec.JSON in request.headers.get("accept", ""):
-            body = await self._threads.run(tenant_of(request), len(body), lambda: as_json(found.body))
-            content_type = codec.JSON
-        if sized and len(body) > INLINE_BYTES and found.status == 200:
-            return answer({"status": "complete_metadata", "response_payload_size": len(body)})
-        return Response(body, found.status, media_type=content_type)
+        content, content_type = found.body, found.content_type
+        # SDKs before 0.18 read JSON only, since 0.25 none.
+        if content_type == bodies.PROTOBUF and bodies.JSON in request.headers.get("accept", ""):
+            content = await self._threads.run(tenant, len(content), lambda: as_json(content))
+            content_type = bodies.JSON
+        if body.allow_metadata_only and len(content) > INLINE_BYTES and found.status == 200:
+            return answer({"status": "complete_metadata", "response_payload_size": len(content)})
+        return Response(content, found.status, media_type=content_type)
 
     async def _retrieve_many(self, request: HttpRequest) -> Any:
         """Which samples of a client of a sampling session were settled since it last called."""
@@ -280,7 +270,7 @@ class TrainingRoutes:
         sampler = self._service.samplers.find(body.target.sampling_session_id, tenant_of(request))
         poll_s = self._service.futures.poll_s
         hold_s = poll_s if body.timeout is None else min(body.timeout, poll_s)
-        found, cursor = await self._completions.after(
+        found, cursor = await self._service.futures.settled_samples(
             sampler.id, body.target.cloned_sampler_id, body.prev_cursor, hold_s
         )
         return {"completions": found, "cursor": cursor}

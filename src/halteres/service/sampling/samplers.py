@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import delete, update
 
 from halteres.config.settings import MOST_PINNED
 from halteres.errors import InvalidData, NotFound, NotReady, shortened
 from halteres.service.base import BaseModel
-from halteres.service.checkpoints.store import Checkpoints
-from halteres.service.durable.journal import Journal
-from halteres.service.durable.tables import SAMPLERS
+from halteres.service.checkpoints import Checkpoints
+from halteres.service.durable.journal import SAMPLERS, Journal
+from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot, SnapshotLost, Snapshots
-from halteres.service.sessions import Session, Sessions
-from halteres.service.tenancy.tenants import Tenant
-from halteres.service.training_runs import Model, Models
+from halteres.service.training_runs import Model, Models, Session, Sessions
 
 KEPT_VERSIONS = MOST_PINNED + 1  # weights of a run that can be asked for by their policy version
 
@@ -79,28 +77,24 @@ class Samplers:
             if found is not None:
                 self.published(session, self._snapshots.of(found))
         for row in await self._journal.rows(SAMPLERS):
-            model = models.of_id(row["model_id"]) if row["model_id"] else None
+            target, lost, path = Target(None), False, row["model_path"]
+            if (model := models.of_id(row["model_id"] or "")) is not None:
+                snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
+                session = self._sessions.of_model(model.session_id)
+                self._remember(session, snapshot)
+                newest = self._policies.get((session.tenant, session.run or ""))
+                if session.run and snapshot.version >= (newest.version if newest else 0):
+                    self.published(session, snapshot)
+                target = self._target(snapshot, inflight=row["inflight"])
+            elif path:
+                with suppress(NotFound):
+                    found = self._checkpoints.find(path, row["tenant"])
+                    if found.created_at <= row["created_at"]:  # else the path was used again
+                        target = Target(self._snapshots.of(found))
+                lost = target.snapshot is None
             facts = {name: row[name] for name in ("id", "session_id", "tenant", "base_model", "model_path")}
-            self._enter(self._named(row, facts) if model is None else self._unnamed(model, row, facts))
+            self._enter(Sampler(**facts, target=target, lost=lost))
         await self._snapshots.sweep()
-
-    def _unnamed(self, model: Model, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
-        snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
-        session = self._sessions.of_model(model.session_id)
-        self._remember(session, snapshot)
-        newest = self._policies.get((session.tenant, session.run or ""))
-        if session.run and snapshot.version >= (newest.version if newest else 0):
-            self.published(session, snapshot)
-        return Sampler(**facts, target=self._target(snapshot, inflight=row["inflight"]))
-
-    def _named(self, row: dict[str, Any], facts: dict[str, Any]) -> Sampler:
-        try:
-            found = self._checkpoints.find(row["model_path"], row["tenant"]) if row["model_path"] else None
-        except NotFound:
-            return Sampler(**facts, target=Target(None), lost=True)
-        if found is not None and found.created_at > row["created_at"]:
-            return Sampler(**facts, target=Target(None), lost=True)  # the path was used again
-        return Sampler(**facts, target=Target(self._snapshots.of(found) if found else None))
 
     def _target(self, snapshot: Snapshot, *, inflight: bool) -> Target:
         if not inflight or snapshot.model is None:
@@ -118,7 +112,7 @@ class Samplers:
             raise InvalidData("The sampling session names no weights.", next="Send model_path or base_model.")
         found = self._snapshots.of(self._checkpoints.find(model_path, session.tenant)) if model_path else None
         base = self._base.check(base_model or (found.base_model if found else None) or self._base.name)
-        return await self._record(session, seq, base, Target(found), model_path=model_path)
+        return await self._record(session, seq, base, Target(found), path=model_path)
 
     async def add_unnamed(self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool) -> Sampler:
         """The sampling session of weights that were published without a name."""
@@ -126,28 +120,27 @@ class Samplers:
         return await self._record(session, seq, snapshot.base_model, target, inflight=inflight)
 
     async def _record(
-        self,
-        session: Session,
-        seq: int,
-        base_model: str,
-        target: Target,
-        *,
-        model_path: str | None = None,
-        inflight: bool = False,
+        self, session: Session, seq: int, base: str, target: Target, *, path: str | None = None, inflight: bool = False
     ) -> Sampler:
         sampler = Sampler(
             id=sampler_id(session.id, seq),
             session_id=session.id,
             tenant=session.tenant,
-            base_model=base_model,
-            model_path=model_path,
+            base_model=base,
+            model_path=path,
             target=target,
         )
-        values: dict[str, Any] = dict.fromkeys(("model_id", "seq", "snapshot", "version"))
-        if (unnamed := target.snapshot) is not None and unnamed.model is not None and model_path is None:
-            values = {"model_id": unnamed.model.id, "seq": unnamed.seq}
-            values |= {"snapshot": unnamed.name, "version": unnamed.version}
-        await self._journal.put(SAMPLERS, sampler, **values, inflight=inflight, created_at=time.time())
+        unnamed = target.snapshot if path is None else None
+        await self._journal.put(
+            SAMPLERS,
+            sampler,
+            model_id=unnamed.model.id if unnamed and unnamed.model else None,
+            seq=unnamed and unnamed.seq,
+            snapshot=unnamed and unnamed.name,
+            version=unnamed and unnamed.version,
+            inflight=inflight,
+            created_at=time.time(),
+        )
         return self._enter(sampler)
 
     def _enter(self, sampler: Sampler) -> Sampler:
@@ -156,7 +149,14 @@ class Samplers:
         return sampler
 
     def at(self, sampler: Sampler, weights: int | None) -> Snapshot | None:
-        """The weights that a request meant which came earlier, by `Sampler.weights` of that time."""
+        """The weights that a request meant which came earlier, by `Sampler.weights` of that time; SnapshotLost where
+        they were deleted."""
+        if sampler.lost:
+            raise SnapshotLost(
+                f"The weights of sampling session {sampler.id} are gone.",
+                f"{sampler.model_path} was deleted or replaced.",
+                "Make a new sampling client.",
+            )
         now = sampler.snapshot
         if weights is None or now is None or now.model is None or now.seq == weights:
             return now
@@ -167,17 +167,15 @@ class Samplers:
         await self._snapshots.forget_unnamed(model)
         gone = [one.id for one in self._known.values() if one.snapshot is not None and one.snapshot.model is model]
         if gone:
-            statement = delete(SAMPLERS).where(SAMPLERS.c.model_id == model.id)
-            await self._journal.transact(lambda connection: connection.execute(statement))
+            await self._journal.change(delete(SAMPLERS).where(SAMPLERS.c.model_id == model.id))
         for sampler in gone:
             del self._of_session[self._known.pop(sampler).session_id][sampler]
 
-    async def rename(self, path: str, kept: str) -> None:
+    async def rename(self, path: str, to: str) -> None:
         """Named weights got another path: the sampling sessions that mean them mean that one, also after a restart."""
-        statement = update(SAMPLERS).where(SAMPLERS.c.model_path == path).values(model_path=kept)
-        await self._journal.transact(lambda connection: connection.execute(statement))
+        await self._journal.change(update(SAMPLERS).where(SAMPLERS.c.model_path == path).values(model_path=to))
         for sampler in [one for one in self._known.values() if one.model_path == path]:
-            self._known[sampler.id] = replace(sampler, model_path=kept)
+            self._known[sampler.id] = replace(sampler, model_path=to)
 
     def find(self, sampler: str, tenant: Tenant) -> Sampler:
         """The sampling session of this id."""
@@ -238,13 +236,3 @@ class Samplers:
     def versions(self, tenant: Tenant) -> dict[str, int]:
         """The policy version of every run of a tenant."""
         return {run: snapshot.version for (owner, run), snapshot in self._policies.items() if owner == tenant}
-
-
-def refuse_lost(sampler: Sampler) -> None:
-    """Raise SnapshotLost for a sampling session whose weights were deleted."""
-    if sampler.lost:
-        raise SnapshotLost(
-            f"The weights of sampling session {sampler.id} are gone.",
-            f"{sampler.model_path} was deleted or replaced.",
-            "Make a new sampling client.",
-        )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -18,14 +18,13 @@ from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingPa
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
-from halteres.service.durable.journal import Drawn, Recorded
+from halteres.service.durable.journal import Recorded
 from halteres.service.fleet import Fleet, Host, failover_engines, with_failover
-from halteres.service.sampling.samplers import Sampler, Samplers, refuse_lost
+from halteres.service.keys import Tenant
+from halteres.service.limits import Allowances, FairQueue, Threads
+from halteres.service.sampling.samplers import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.tenancy.fair_queue import FairQueue, Threads
-from halteres.service.tenancy.limits import Allowances
-from halteres.service.tenancy.tenants import Tenant
-from halteres.service.wire.bodies import Prompt, Sample, Sampling, read
+from halteres.service.wire.bodies import Drawn, Sample, Sampling, read
 from halteres.service.wire.results import extra_outputs_of, write_sample
 
 TOKEN_BYTES = 4
@@ -50,11 +49,8 @@ class StreamBroken(ServerError):
 async def stream_with_failover(
     pick: Callable[[], Host[protocol.Samples]], begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]]
 ) -> AsyncGenerator[Piece, None]:
-    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on.
-
-    Raises:
-        StreamBroken: an engine died that had sent something, and the next would write something else.
-    """
+    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on, or
+    StreamBroken is raised where it would write something else than was sent."""
     sent: Counter[int] = Counter()  # tokens of each sequence
     async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
@@ -99,7 +95,7 @@ class Draw:
     prompt: bytes  # int32 token ids
     num_samples: int
     params: SamplingParams
-    wanted: Wanted
+    extra: Wanted
     tenant: Tenant
 
     @property
@@ -108,9 +104,9 @@ class Draw:
         return None if self.snapshot is None else self.snapshot.name
 
     @property
-    def call(self) -> tuple[Any, ...]:
+    def call(self) -> tuple[str | None, bytes, int, SamplingParams, Wanted]:
         """The arguments of `Samples.sample`."""
-        return self.name, self.prompt, self.num_samples, self.params, self.wanted
+        return self.name, self.prompt, self.num_samples, self.params, self.extra
 
 
 class Samples:
@@ -134,7 +130,7 @@ class Samples:
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         self._limits, self._under_way = limits, Counter[Tenant]()
         self._queue = FairQueue(PLACES * len(fleet.samplers), MOST_PLACES * len(fleet.samplers))
-        futures.redraw = self.again
+        futures.redraw = self.redraw
 
     def refuse_if_full(self, tenant: Tenant) -> None:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
@@ -207,7 +203,7 @@ class Samples:
 
         async def execute() -> None:
             try:
-                outcome = await outcome_of(future, lambda: self._sample(sampler, body, drawn or {}))
+                outcome = await outcome_of(future, self._sample(sampler, body, drawn or {}))
             except asyncio.CancelledError:
                 self._futures.settle(future, CANCELLED)
                 raise
@@ -226,7 +222,7 @@ class Samples:
         for task in self._running.values():
             task.cancel()
 
-    async def again(self, row: Recorded) -> Future:
+    async def redraw(self, row: Recorded) -> Future:
         """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
         future = self._futures.adopt(row)
         try:
@@ -237,18 +233,21 @@ class Samples:
         return future
 
     async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn) -> Outcome:
-        refuse_lost(sampler)
-        prompt, targets = prompt_of(body.prompt), body.target_prompt_logprobs
-        size = TARGET_WORK * len(targets.data) if targets else 0
+        weights, seed = drawn.get("weights"), drawn.get("seed", body.sampling_params.seed)
+        snapshot = self._samplers.at(sampler, weights if isinstance(weights, int) else None)
+        for chunk in body.prompt.chunks:
+            if chunk.type != "encoded_text":
+                raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
+        prompt = b"".join(packed(chunk.tokens) for chunk in body.prompt.chunks)
+        size = TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0
         extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(body, len(prompt) // 4))
-        seed, weights = drawn.get("seed", body.sampling_params.seed), drawn.get("weights")
         params = params_of(body.sampling_params, seed if isinstance(seed, int) else 0)
         draw = Draw(
-            snapshot=self._samplers.at(sampler, weights if isinstance(weights, int) else None),
+            snapshot=snapshot,
             prompt=prompt,
             num_samples=body.num_samples,
             params=msgspec.structs.replace(params, logprobs=self.logprobs),
-            wanted=extra.wanted,
+            extra=extra.engine,
             tenant=sampler.tenant,
         )
         return binary_result(write_sample(await self.draw(draw), extra))
@@ -274,11 +273,8 @@ def checked_seed(seed: int) -> int:
 
 
 def params_of(body: Sampling, seed: int) -> SamplingParams:
-    """The engine's sampling parameters.
-
-    `stop` as text stops at text and at the model's end token; as token ids it replaces the end token; an empty list
-    disables every stop.
-    """
+    """The engine's sampling parameters. `stop` as text stops at text and at the model's end token; as token ids it
+    replaces the end token; an empty list disables every stop."""
     stop = [body.stop] if isinstance(body.stop, str | int) else body.stop
     strings = tuple(one for one in stop or () if isinstance(one, str))
     tokens = tuple(one for one in stop or () if isinstance(one, int))
@@ -303,11 +299,3 @@ def packed(tokens: Sequence[int]) -> bytes:
         return array("i", tokens).tobytes()
     except (OverflowError, TypeError) as error:
         raise InvalidData("The prompt holds something that is no token id.", f"{error}.") from error
-
-
-def prompt_of(prompt: Prompt) -> bytes:
-    """A prompt's tokens as int32."""
-    for chunk in prompt.chunks:
-        if chunk.type != "encoded_text":
-            raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
-    return b"".join(packed(chunk.tokens) for chunk in prompt.chunks)

@@ -22,7 +22,7 @@ from halteres.engine.protocol import EngineGone, LoraConfig, Samples, Trains, We
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.base import WeightsBudget
-from halteres.service.checkpoints.store import Checkpoint
+from halteres.service.checkpoints import Checkpoint
 from halteres.service.fleet import Fleet, with_failover
 from halteres.service.training_runs import Model
 
@@ -70,8 +70,8 @@ class Snapshots:
         self._named: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
         self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
-        self.bring_back: Callable[[Snapshot, Trains], Awaitable[None]] | None = None
-        """Takes unnamed weights again that no folder holds; `service.adapters` sets it."""
+        self.bring_back: Callable[[Model, Trains], Awaitable[None]] | None = None
+        """Brings an adapter back, and with it the unnamed weights published from it; `service.execution` sets it."""
 
     # Unnamed weights
 
@@ -101,9 +101,9 @@ class Snapshots:
 
     async def sweep(self) -> None:
         """Remove folders of an earlier life that no sampling session means any more."""
-        meant = {snapshot.name for snapshot in self._unnamed.values()}
+        used = {snapshot.name for snapshot in self._unnamed.values()}
         for folder in self._spill.glob("*"):
-            if folder.name not in meant:
+            if folder.name not in used:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def retake(self, model: Model, seq: int, trainer: Trains) -> None:
@@ -113,18 +113,15 @@ class Snapshots:
             await trainer.snapshot(model.id, snapshot.name)
             self._hold(snapshot, trainer)
 
-    def _of_run(self, model: Model) -> list[Snapshot]:
-        return [snapshot for (run, _), snapshot in self._unnamed.items() if run == model.id]
-
     async def keep(self, model: Model, trainer: Trains) -> None:
         """Write a training run's unnamed weights that only the engine holds."""
-        for snapshot in self._of_run(model):
+        for snapshot in [one for one in self._unnamed.values() if one.model is model]:
             if snapshot.folder is None and trainer in snapshot.engines:
                 await self._write(snapshot, trainer)
 
     async def forget_unnamed(self, model: Model) -> None:
         """Forget what a training run has published without a name."""
-        for snapshot in self._of_run(model):
+        for snapshot in [one for one in self._unnamed.values() if one.model is model]:
             await self._discard(snapshot)
         self._spilled.pop(model.id, None)
 
@@ -159,26 +156,23 @@ class Snapshots:
         if (deleted := self._named.pop(path, None)) is not None:
             deleted.folder = None
 
-    async def rename(self, path: str, kept: Checkpoint) -> None:
-        """The weights at this path are now at another one, and whoever samples from them goes on there.
-
-        A load of them that is under way ends first: it reads the folder that newer weights are about to take.
-        """
+    async def rename(self, path: str, to: Checkpoint) -> None:
+        """The weights at this path are now at another one, and whoever samples from them goes on there."""
         if (renamed := self._named.pop(path, None)) is not None:
-            async with renamed.turn:
-                renamed.path, renamed.folder = str(kept.path), kept.folder
+            async with renamed.turn:  # a load under way ends first: it reads the folder that newer weights will take
+                renamed.path, renamed.folder = str(to.path), to.folder
             self._named[renamed.path] = renamed
 
     async def detach(self, path: str) -> None:
         """The weights at this path are about to be replaced: samplers made before keep theirs, in a folder of links."""
         replaced = self._named.pop(path, None)
         if replaced is not None and replaced.folder is not None:
-            kept = self._spill / replaced.name
+            links = self._spill / replaced.name
             async with replaced.turn:  # a load of them that is under way ends first
                 await asyncio.to_thread(
-                    shutil.copytree, replaced.folder, kept, copy_function=linked, dirs_exist_ok=True
+                    shutil.copytree, replaced.folder, links, copy_function=linked, dirs_exist_ok=True
                 )
-                replaced.folder = kept
+                replaced.folder = links
 
     # In the engines
 
@@ -200,12 +194,18 @@ class Snapshots:
             snapshot.engines[engine] -= 1
 
     async def _load(self, snapshot: Snapshot, engine: Samples) -> None:
+        async def give() -> None:
+            folder = None if snapshot.folder is None else str(snapshot.folder)
+            source = Weights(name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256)
+            snapshot.version = await engine.hold(snapshot.name, source)
+            self._hold(snapshot, engine)
+
         if snapshot.folder is None:
             await self._fetch(snapshot)
         if engine in snapshot.engines:
             return
         try:
-            await self._give(snapshot, engine)
+            await give()
         except WeightsDamaged as damaged:
             log.warning("%s", damaged)
             folder, snapshot.folder = snapshot.folder, None
@@ -214,21 +214,15 @@ class Snapshots:
             except SnapshotLost:
                 snapshot.folder = folder
                 raise damaged from None
-            await self._give(snapshot, engine)
-
-    async def _give(self, snapshot: Snapshot, engine: Samples) -> None:
-        folder = None if snapshot.folder is None else str(snapshot.folder)
-        source = Weights(name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256)
-        snapshot.version = await engine.hold(snapshot.name, source)
-        self._hold(snapshot, engine)
+            await give()
 
     async def _fetch(self, snapshot: Snapshot) -> None:
         """Weights that no folder holds: the trainer has them, or takes them again, and writes them for others."""
 
         async def fetch(trainer: Trains) -> None:
-            if trainer not in snapshot.engines and self.bring_back is not None:
+            if trainer not in snapshot.engines and snapshot.model is not None and self.bring_back is not None:
                 with suppress(UserError, ServerError):  # the adapter cannot come back, nor what was published from it
-                    await self.bring_back(snapshot, trainer)
+                    await self.bring_back(snapshot.model, trainer)
             if trainer not in snapshot.engines:
                 what = f"These sampler weights (policy version {snapshot.version})"
                 raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
@@ -290,5 +284,5 @@ class Snapshots:
 
 
 def _gone(what: str, why: str) -> SnapshotLost:
-    remedy = "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk."
-    return SnapshotLost(f"{what} are gone.", why, remedy)
+    next_step = "Make a new sampling client; save_weights_for_sampler(name) keeps weights on disk."
+    return SnapshotLost(f"{what} are gone.", why, next_step)

@@ -20,8 +20,8 @@ import numpy as np
 from halteres.engine.protocol import PassResult, SampleResult, TopK, Wanted
 from halteres.errors import InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
-from halteres.service.wire.arrays import Budget, Csr, Values, csr_of, tensor_of
 from halteres.service.wire.bodies import Sample
+from halteres.service.wire.training import Budget, Csr, Values, csr_of, tensor_of
 
 OUTPUT_TYPE = "ArrayRecord"  # the type of what a pass returns per datum
 FILLER_LOGPROB = -99999.0  # with token id 0: the log-probability of a top-k cell that was not computed
@@ -45,15 +45,15 @@ def write_pass(result: PassResult) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ExtraOutputs:
-    """What a client wants of a sample, as the engine is asked for it and as the answer is laid out."""
+    """What a sample brings beside tokens: for the engine, and how the answer is laid out."""
 
-    wanted: Wanted
+    engine: Wanted
     last_n: int | None = None  # only so many tokens of the prompt are scored
     csr: Csr | None = None  # the layout of sparse targets, which the answer shares
 
 
 def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
-    """What a request wants beside tokens."""
+    """Of a request."""
     last_n, tensor = sample.prompt_logprobs_last_n, sample.target_prompt_logprobs
     if last_n is not None and not (sample.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
         raise InvalidData(
@@ -65,14 +65,14 @@ def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
         targets, csr = tensor_of(name, tensor, Budget(), pad=-1), csr_of(name, tensor)
         if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
             raise InvalidData(f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out.")
-    wanted = Wanted(
+    engine = Wanted(
         prompt_logprobs=bool(sample.prompt_logprobs),
         topk_prompt=sample.topk_prompt_logprobs,
         topk_sampled=sample.topk_sample_logprobs,
         targets=targets,
         alternatives=sample.prompt_alt_tokens_k,
     )
-    return ExtraOutputs(wanted, last_n, csr)
+    return ExtraOutputs(engine, last_n, csr)
 
 
 def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
@@ -133,17 +133,17 @@ _PASS_HEAD = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE).Serialize
 
 def as_json(body: bytes) -> bytes:
     """The JSON form of a stored result. What is NaN becomes null."""
-    return msgspec.json.encode(_pass(body) if body.startswith(_PASS_HEAD) else _sample(body))
+    return msgspec.json.encode(_json_pass(body) if body.startswith(_PASS_HEAD) else _json_sample(body))
 
 
-def _pass(body: bytes) -> dict[str, Any]:
-    message, outputs = pb.ForwardBackwardOutput.FromString(body), list[dict[str, Any]]()
+def _json_pass(body: bytes) -> dict[str, Any]:
+    message, outputs = pb.ForwardBackwardOutput.FromString(body), list[Any]()
     for record in message.loss_fn_outputs:
         logprobs = record.fields["logprobs"]
         values, trailing = np.frombuffer(logprobs.data, np.float32), list(logprobs.trailing_shape)
         for start, end in pairwise(np.frombuffer(logprobs.offsets, np.int64) // values.itemsize):
-            shape = [(end - start) // math.prod(trailing), *trailing]
-            outputs.append({"logprobs": _tensor(values[start:end], list(map(int, shape)))})
+            shape = [int(end - start) // math.prod(trailing), *trailing]
+            outputs.append({"logprobs": _tensor(values[start:end], shape)})
     return {
         "type": "forward_backward",
         "loss_fn_output_type": message.loss_fn_output_type,
@@ -152,11 +152,16 @@ def _pass(body: bytes) -> dict[str, Any]:
     }
 
 
-def _sample(body: bytes) -> dict[str, Any]:
-    message = pb.SampleResponse.FromString(body)
+def _json_sample(body: bytes) -> dict[str, Any]:
+    message, sequences = pb.SampleResponse.FromString(body), list[Any]()
+    for one in message.sequences:
+        reason = "length" if one.stop_reason == pb.STOP_REASON_LENGTH else "stop"
+        tokens = np.frombuffer(one.tokens, np.int32).tolist()
+        top = {"topk_logprobs": _rows(one.topk_sampled_logprobs)} if one.HasField("topk_sampled_logprobs") else {}
+        sequences.append({"stop_reason": reason, "tokens": tokens, "logprobs": _floats(one.logprobs), **top})
     found: dict[str, Any] = {
         "type": "sample",
-        "sequences": [_sequence(sequence) for sequence in message.sequences],
+        "sequences": sequences,
         "prompt_logprobs": _floats(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None,
         "prompt_cache_hit_tokens": message.prompt_cache_hit_tokens,
     }
@@ -167,17 +172,6 @@ def _sample(body: bytes) -> dict[str, Any]:
     if message.HasField("prompt_alt_tokens"):
         drawn = message.prompt_alt_tokens
         found["prompt_alt_tokens"] = {"tokens": _array(drawn.tokens), "logprobs": _array(drawn.logprobs)}
-    return found
-
-
-def _sequence(message: pb.SampledSequence) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "stop_reason": "length" if message.stop_reason == pb.STOP_REASON_LENGTH else "stop",
-        "tokens": np.frombuffer(message.tokens, np.int32).tolist(),
-        "logprobs": _floats(message.logprobs),
-    }
-    if message.HasField("topk_sampled_logprobs"):
-        found["topk_logprobs"] = _rows(message.topk_sampled_logprobs)
     return found
 
 

@@ -1,13 +1,16 @@
-"""Requests of a training sequence, as their clients wrote them and as they are executed.
+"""Requests of a training sequence and the arrays in them, as their clients wrote them and as they are executed.
 
-Source: tinker SDK 0.38.0, proto/request_conv.py; 0.9.0, 0.18.2 and 0.22.7, types/ and resources/training.py. Up to 0.14
-a chunk has no type, and what the user did not set is null.
+Arrays are dense or sparse (CSR: N rows of K cells). Up to SDK 0.14 a chunk has no type, and what the user did not set
+is null.
+Source: tinker SDK 0.38.0, proto/request_conv.py; 0.9.0, 0.18.2 and 0.22.7, types/ and resources/training.py.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,11 +24,131 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire import bodies
 from halteres.service.wire import tinker_public_pb2 as pb
-from halteres.service.wire.arrays import Budget, Csr, Values, array_of, tensor_of, unknown_dtype
-from halteres.service.wire.bodies import Counter, Prompt, Tensor
-from halteres.service.wire.codec import HEAD_BYTES, PROTOBUF
+from halteres.service.wire.bodies import HEAD_BYTES, PROTOBUF, Counter, Drawn, Prompt, Tensor
 
 T = TypeVar("T")
+
+
+MAX_CELLS = 2**25
+"""Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense body may hold."""
+
+Values = npt.NDArray[Any]
+
+
+class Budget:
+    """How many cells the sparse arrays of one request may still have."""
+
+    def __init__(self, cells: int = MAX_CELLS) -> None:
+        self._left = cells
+
+    def take(self, what: str, cells: int) -> None:
+        """Use some of it."""
+        self._left -= cells
+        if self._left < 0:
+            raise InvalidData(
+                f"{what} has {cells} cells when it is written out.",
+                f"The sparse arrays of one request may have {MAX_CELLS} together.",
+                "Send fewer columns, or the datums in several requests.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Csr:
+    """Where the values of a sparse array lie: `crow` has N + 1 row pointers, `col` a column per value."""
+
+    crow: Values  # int64
+    col: Values  # int64
+
+    def places(self, columns: int) -> Values:
+        """The place of each value in the array written out row by row; the pointers fit it."""
+        return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow)) * columns + self.col
+
+
+def array_of(
+    what: str, values: Values, shape: Sequence[int] | None, csr: Csr | None, budget: Budget, pad: int = 0
+) -> Array:
+    """An array of float32 or int64 values; without a shape it has one dimension.
+
+    Args:
+        csr: where the values of a sparse array lie; its other cells hold `pad`.
+
+    Raises:
+        InvalidData: the shape does not fit, or a sparse array is broken or too large.
+    """
+    shape = (len(values),) if shape is None else tuple(shape)
+    shown = f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"
+    if csr is not None:
+        if len(shape) != 2 or min(shape) < 0:
+            raise InvalidData(f"{what} is sparse, of shape {shown}.", "A sparse array has the shape [N, K].")
+        budget.take(what, math.prod(shape))
+        places = _places(what, len(values), *shape, csr)
+        full = np.full(math.prod(shape), pad, values.dtype)
+        full[places] = values
+        values = full
+    if len(shape) > 2 or any(size < 0 for size in shape) or math.prod(shape) != len(values):
+        raise InvalidData(
+            f"{what} has {len(values)} values, not the shape {shown}.",
+            next="Send shape [N] or [N, K], and as many values.",
+        )
+    return Array(dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes())
+
+
+def _places(what: str, count: int, rows: int, columns: int, csr: Csr) -> Values:
+    crow, col = csr.crow, csr.col
+    inside = ((crow >= 0) & (crow <= count)).all() and (np.diff(crow) >= 0).all()
+    if len(crow) != rows + 1 or not inside or (crow[0], crow[-1]) != (0, count):
+        raise InvalidData(
+            f"{what}: its row pointers do not fit.",
+            f"They must be {rows + 1} numbers, from 0 up to the number of its values, {count}.",
+        )
+    if len(col) != count or ((col < 0) | (col >= columns)).any():
+        raise InvalidData(f"{what}: its columns do not fit.", f"Each of {count} values needs one of {columns}.")
+    places = csr.places(columns)
+    if len(np.unique(places)) != count:
+        raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
+    return places
+
+
+def unknown_dtype(what: str, dtype: str) -> InvalidData:
+    """The refusal of a dtype."""
+    return InvalidData(f"{what} has the dtype '{dtype[:50]}'.", "Arrays are float32 or int64.", "Convert it.")
+
+
+def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
+    """An array as JSON writes it; of a sparse one, cells that are not listed hold `pad`.
+
+    Raises:
+        InvalidData: it is broken, or too large.
+    """
+    values = _numbers(what, tensor.data, tensor.dtype)
+    return array_of(what, values, tensor.shape, csr_of(what, tensor), budget, pad)
+
+
+def csr_of(what: str, tensor: Tensor) -> Csr | None:
+    """Where a sparse array's values lie; None for a dense one."""
+    crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if crow is None and col is None:
+        return None
+    if crow is None or col is None or tensor.shape is None:
+        raise InvalidData(f"{what} is sparse without its shape, rows or columns.", next="Send all of them, or none.")
+    return Csr(_numbers(what, crow, "int64"), _numbers(what, col, "int64"))
+
+
+def _numbers(what: str, data: Sequence[float], dtype: str) -> Values:
+    if dtype not in ("float32", "int64"):
+        raise unknown_dtype(what, dtype)
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which every loss refuses
+            values = np.asarray(data, np.float32 if dtype == "float32" else None)
+    except OverflowError as error:
+        raise InvalidData(f"{what} holds a number that {dtype} cannot hold.") from error
+    if dtype == "float32":
+        return values
+    whole = values.dtype.kind == "f" and (values == np.floor(values)).all() and (np.abs(values) < 2**53).all()
+    if not whole and values.dtype.kind != "i":
+        raise InvalidData(f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32.")
+    return values.astype(np.int64)
+
 
 PASSES = ("forward_backward", "forward")
 
@@ -67,7 +190,12 @@ class Request:
     kind: str
     seq: int
     body: TrainingBody
-    drawn: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
+    drawn: Drawn = field(default_factory=dict[str, "int | list[int]"])
+
+    @classmethod
+    def read(cls, id: str, kind: str, seq: int, content_type: str, body: bytes, drawn: Drawn | None) -> Request:
+        """A request as the journal has it; raises as `read_request`."""
+        return cls(id=id, kind=kind, seq=seq, body=read_request(kind, content_type, body), drawn=drawn or {})
 
     def of(self, kind: type[T]) -> T:
         """The body, as the request's kind has it."""
@@ -97,20 +225,15 @@ def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
 
 def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | None:
     """Model and number of a request whose other fields are broken, where they can still be read."""
-    binary = kind in PASSES and (content_type == PROTOBUF or not body.lstrip().startswith(b"{"))
-    found = _address_in_message(body) if binary else bodies.address_of(body)
-    return found if found is not None and found[1] >= 1 else None
-
-
-def _address_in_message(body: bytes) -> tuple[str, int] | None:
+    if kind not in PASSES or (content_type != PROTOBUF and body.lstrip().startswith(b"{")):
+        found = bodies.address_of(body)
+        return found if found is not None and found[1] >= 1 else None
     message = pb.ForwardBackwardRequest()
     for end in range(4, min(len(body), HEAD_BYTES)):  # both come first
-        try:
+        with suppress(DecodeError):
             message.ParseFromString(body[:end])
-        except DecodeError:
-            continue
-        if message.model_id and message.seq_id:
-            return message.model_id, message.seq_id
+            if message.model_id and message.seq_id >= 1:
+                return message.model_id, message.seq_id
     return None
 
 
@@ -243,9 +366,7 @@ class JsonDatum(msgspec.Struct, kw_only=True):
 
     model_input: Prompt
     loss_fn_inputs: dict[str, Tensor] = {}
-    loss_fn_input_spans: Any = (
-        None  # [{prompt_tokens or sampled_tokens: JsonRun}], read for the one loss that they matter to
-    )
+    loss_fn_input_spans: list[dict[str, JsonRun]] = []  # of prompt_tokens or sampled_tokens
 
 
 class JsonRun(msgspec.Struct, kw_only=True):
@@ -309,23 +430,15 @@ def _datums_in_json(found: PassInput) -> Iterator[Datum]:
             name: tensor_of(f"Datum {index}: '{name[:100]}'", tensor, budget)
             for name, tensor in datum.loss_fn_inputs.items()
         }
-        spans = _spans(index, datum.loss_fn_input_spans) if found.loss_fn == STABLE_REINFORCE else ()
+        spans = [
+            (sampled.sequence_id, sampled.length)
+            if (sampled := span.get("sampled_tokens"))
+            else (None, span.get("prompt_tokens", JsonRun()).length)
+            for span in datum.loss_fn_input_spans
+        ]
         sequences = _sequences_of(index, spans, len(tokens), found.loss_fn)
         try:
             packed = array("i", tokens).tobytes()
         except OverflowError as error:
             raise InvalidData(f"Datum {index} holds something that is no token id.", f"{error}.") from error
         yield Datum(tokens=packed, inputs=inputs, sequences=sequences)
-
-
-def _spans(index: int, spans: Any) -> list[tuple[str | None, int]]:
-    try:
-        found = msgspec.convert(spans or [], list[dict[str, JsonRun | None]])
-    except msgspec.ValidationError as error:
-        raise InvalidData(f"Datum {index}: its loss_fn_input_spans cannot be read.", f"{error}.") from error
-    return [
-        (sampled.sequence_id, sampled.length)
-        if (sampled := span.get("sampled_tokens"))
-        else (None, prompt.length if (prompt := span.get("prompt_tokens")) else 0)
-        for span in found
-    ]

@@ -1,4 +1,4 @@
-"""Keys: their making, the file that says whose they are, and the check of one that a request brings.
+"""Tenants and their keys: whose a request is, the file that says so, and the check of a key that a request brings.
 
     tml-ID-SECRET      ID: 8 hex digits, public; SECRET: 43 characters that hold 256 random bits
     STATE/keys.json    what is known of every key ever made here; its owner alone may read it
@@ -24,18 +24,41 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from halteres.errors import InvalidConfig, NotFound, NotReady, ServerError, UserError, shortened, unknown
 from halteres.files import replacing
-from halteres.service.tenancy.tenants import LOCAL, Tenant, checked_name
+
+log = logging.getLogger(__name__)
+
+
+Tenant = str  # the owner of an API key, by name
+LOCAL: Tenant = "local"  # everybody, on a service without keys
+NOBODY: Tenant = ""  # whoever asks for what needs no key, of a service with keys: owns nothing
+SCOPE_KEY = "halteres.tenant"  # where the check of keys leaves the tenant in a request's ASGI scope
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whom a request comes from."""
+    return request.scope.get(SCOPE_KEY, LOCAL)
+
+
+def checked_name(name: str) -> Tenant:
+    """The name of a tenant or a key."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}", name):
+        raise InvalidConfig(
+            f"'{name}' cannot name a tenant or a key.",
+            "It may have letters, digits and . _ @ + -, up to 64, and begins with a letter, a digit or _.",
+            "Choose another name.",
+        )
+    return name
+
 
 PREFIX = "tml"  # the SDK up to 0.9 refuses keys that begin otherwise
 
 LONGEST_S = 300 * 365.25 * 86400
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +133,12 @@ class KeyFile:
     def revoke(self, key_id: str) -> Key:
         """From now on this key is refused; one that was revoked before stays as it was."""
         with self._changing() as keys:
-            for index, key in enumerate(keys):
-                if key.id == key_id:
-                    keys[index] = key if key.revoked_at is not None else replace(key, revoked_at=time.time())
-                    return keys[index]
-            raise unknown(NotFound, "key", key_id, (key.id for key in keys), "`halteres keys list` tells them.")
+            ids = [key.id for key in keys]
+            if key_id not in ids:
+                raise unknown(NotFound, "key", key_id, ids, "`halteres keys list` tells them.")
+            key = keys[ids.index(key_id)]
+            keys[ids.index(key_id)] = revoked = replace(key, revoked_at=key.revoked_at or time.time())
+            return revoked
 
     @contextmanager
     def _changing(self) -> Iterator[list[Key]]:
@@ -143,12 +167,6 @@ def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def id_of(text: str) -> str:
-    """The public part of a key; empty where the text is none."""
-    parts = text.split("-", 2)
-    return parts[1] if len(parts) == 3 and parts[0] == PREFIX else ""
-
-
 def lifetime_s(text: str) -> float:
     """A lifetime as people write it; InvalidConfig where it is none.
 
@@ -158,17 +176,13 @@ def lifetime_s(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= LONGEST_S:
-        form, range = "It is a number and one of s, m, h, d, w.", "It is longer than 0 and at most 300 years."
-        remedy = "Write 30m, 12h, 30d or 8w, or none for ever."
-        raise InvalidConfig(f"'{shortened(text)}' is no lifetime.", range if found else form, remedy)
+        why = "It is a number above 0 and one of s, m, h, d, w; at most 300 years."
+        raise InvalidConfig(f"'{shortened(text)}' is no lifetime.", why, "Write 30m, 12h, 30d or 8w, or none for ever.")
     return seconds
 
 
 HOW = "`halteres keys create NAME` on the service's machine makes one; set TINKER_API_KEY to it."
-
 OWN = "It is of one run, for its own processes: `halteres runs connect RUN` prints its address and key."
-
-_NO_HASH = "0" * 64
 
 
 class KeyRefused(UserError):
@@ -180,23 +194,23 @@ class KeyRefused(UserError):
 class Keys:
     """The keys as a running service knows them: every request looks whether the file is still the same.
 
-    Once a service has asked for keys it goes on asking, also when the file is gone: what is lost opens nothing.
+    A service that required keys once goes on requiring them, also when the file is gone: what is lost opens nothing.
 
     Args:
         own: a key that is in no file; who brings it is the tenant of a service without keys.
     """
 
     def __init__(self, state: Path, *, required: bool = False, own: str | None = None) -> None:
-        self._file, self._asks, self._own = KeyFile(state), required or own is not None, own
+        self._file, self._required, self._own = KeyFile(state), required or own is not None, own
         self._mark: object = None
         self._unreadable = False
         self._known: dict[str, Key] = {}
 
     @property
-    def asked_for(self) -> bool:
+    def required(self) -> bool:
         """Whether a request needs a key; NotReady where the file cannot be read: nobody is let in then."""
         self._look()
-        return self._asks
+        return self._required
 
     def tenant(self, presented: str | None) -> Tenant:
         """Whose key this is; KeyRefused where it is nobody's, expired or revoked."""
@@ -206,8 +220,8 @@ class Keys:
         if self._own is not None and hmac.compare_digest(presented.encode(), self._own.encode()):
             return LOCAL
         self._look()
-        known = self._known.get(id_of(presented))
-        matches = hmac.compare_digest(hash_of(presented), known.sha256 if known else _NO_HASH)
+        known = self._known.get(presented.removeprefix(f"{PREFIX}-").partition("-")[0])
+        matches = hmac.compare_digest(hash_of(presented), known.sha256 if known else "0" * 64)
         if known is None or not matches:
             raise KeyRefused("The key of this request is not known here.", next=how)
         if (state := known.state(time.time())) != "valid":
@@ -223,7 +237,7 @@ class Keys:
         except OSError as error:
             mark = f"{error}"
         if mark != self._mark:
-            self._asks, self._known, self._unreadable, self._mark = True, {}, False, mark
+            self._required, self._known, self._unreadable, self._mark = True, {}, False, mark
             try:
                 self._known = {key.id: key for key in self._file.read()}
             except ServerError as error:

@@ -25,12 +25,23 @@ from sqlalchemy import delete
 from halteres.engine.folders import copy_linked, put, recover, size_of, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
-from halteres.service.checkpoints.paths import KINDS, LOADABLE, Kind, TinkerPath, checked_name, checked_ttl, parse
-from halteres.service.checkpoints.peft_folders import CARD, CONFIG, Card, read_card
-from halteres.service.durable.journal import Journal
-from halteres.service.durable.tables import CHECKPOINTS
-from halteres.service.tenancy.limits import Allowances
-from halteres.service.tenancy.tenants import Tenant
+from halteres.service.checkpoint_folders import (
+    CARD,
+    CONFIG,
+    KINDS,
+    LOADABLE,
+    Card,
+    Kind,
+    TinkerPath,
+    checked_name,
+    checked_ttl,
+    end_of_life,
+    parse,
+    read_card,
+)
+from halteres.service.durable.journal import CHECKPOINTS, Journal
+from halteres.service.keys import Tenant
+from halteres.service.limits import Allowances
 
 LONGEST_RENAMED = 118  # characters of a name that leave room for a number behind it
 
@@ -83,23 +94,23 @@ class Checkpoints:
         self.on_removed: Callable[[str], None] = lambda _: None  # called with the tinker:// path, once the name is free
 
     async def open(self) -> None:
-        """Know again what an earlier life of the service saved, and mend what its end left half done."""
+        """Know again what an earlier life of the service saved, and repair what its end left half done."""
 
-        def mend() -> None:
+        def repair() -> None:
             for kind in KINDS:
                 for folder in (self._state / "checkpoints").glob(f"*/{kind}"):
                     recover(folder)
             self._empty_trash()
 
-        await asyncio.to_thread(mend)
+        await asyncio.to_thread(repair)
         for row in await self._journal.rows(CHECKPOINTS):
             path, lora = parse(row.pop("path")), msgspec.convert(row.pop("lora"), LoraConfig)
             del row["model_id"]  # it is in the path
             if (folder := self.folder(path)).is_dir():
                 self._known[str(path)] = Checkpoint(path=path, folder=folder, lora=lora, **row)
-        await self.look_again()
+        await self.discover()
 
-    async def look_again(self) -> None:
+    async def discover(self) -> None:
         """Know those that were put here meanwhile (`halteres checkpoints add`): folders with a card that names them."""
 
         def cards() -> list[str]:
@@ -159,9 +170,8 @@ class Checkpoints:
 
     def owned(self, path: str, tenant: Tenant) -> Checkpoint:
         """The tenant's own checkpoint at a path; NotOwner where there is a public one of another tenant's."""
-        found = self.readable(path, tenant)
+        found, why = self.readable(path, tenant), "It is public, and only its owner may change it."
         if found.tenant != tenant:
-            why = "It is public, and only its owner may change it."
             raise NotOwner(f"{path} is another tenant's.", why, "Copy it instead.")
         return found
 
@@ -207,11 +217,7 @@ class Checkpoints:
         ttl_s: int | None = None,
         request_id: str | None = None,
     ) -> TinkerPath:
-        """Where a new checkpoint goes.
-
-        Args:
-            overwrite: it may take the place of another.
-            request_id: of the request that makes it, which may be executed again: what it left itself is no obstacle.
+        """Where a new checkpoint goes. What an earlier attempt of the request that makes it left is no obstacle.
 
         Raises:
             Conflict: the name is taken, by weights that `keep` gives no other name.
@@ -245,28 +251,25 @@ class Checkpoints:
 
     async def keep(self, path: TinkerPath, tenant: Tenant) -> Checkpoint | None:
         """Give what is at a path a second path, NAME.1, NAME.2, … in the order of saving; None where nothing is.
-
-        Its row comes before its folder, so that whatever a crash interrupts is done again under the same name; and
-        what has its second path already gets no third. Conflict where it must stay: since `place` it was published.
-        """
+        Conflict where it must stay: since `place` it was published."""
         older = self._known.get(str(path))
         if older is None or not older.folder.is_dir():
             return None
         if not older.can_be_renamed(tenant):
             raise _taken(path)
         alike = [one for one in self.all(path.run) if one.path.kind == path.kind and one is not older]
-        kept = next((one for one in alike if one.request_id == older.request_id), None)
-        if kept is None:
-            prefix = f"{path.name}."
-            earlier = [one.path.name.partition(prefix) for one in alike if _age(one) < _age(older)]
-            last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
-            numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
-            free = next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
-            kept = replace(older, path=free, folder=self.folder(free))
-            await self._write_down(kept)
-            await asyncio.to_thread(copy_linked, older.folder, kept.folder)
-            self._known[str(free)] = kept
-        return kept
+        if (renamed := next((one for one in alike if one.request_id == older.request_id), None)) is not None:
+            return renamed  # before a crash; it gets no third path
+        prefix = f"{path.name}."
+        earlier = [one.path.name.partition(prefix) for one in alike if _age(one) < _age(older)]
+        last = max((int(number) for before, _, number in earlier if not before and number.isdecimal()), default=0)
+        numbered = (replace(path, name=f"{prefix}{number}") for number in count(last + 1))
+        free = next(one for one in numbered if str(one) not in self._known and not self.folder(one).exists())
+        renamed = replace(older, path=free, folder=self.folder(free))
+        await self._write_down(renamed)  # before its folder: what a crash interrupts is done again under the same name
+        await asyncio.to_thread(copy_linked, older.folder, renamed.folder)
+        self._known[str(free)] = renamed
+        return renamed
 
     async def add(
         self,
@@ -297,19 +300,16 @@ class Checkpoints:
             tenant=tenant,
             request_id=request_id,
             created_at=now,
-            expires_at=None if ttl_s is None else now + ttl_s,
+            expires_at=end_of_life(ttl_s, now),
             user_metadata=user_metadata or {},
         )
-        return await self._record(checkpoint)
+        return await self.change(checkpoint)
 
     async def change(self, checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
-        """Let facts of a checkpoint that was just found be others: `public`, `expires_at`."""
-        return await self._record(replace(checkpoint, **facts))
-
-    async def _record(self, checkpoint: Checkpoint) -> Checkpoint:
-        self._known[str(checkpoint.path)] = checkpoint
-        await self._write_down(checkpoint)
-        return checkpoint
+        """Record a checkpoint, with facts that are others from now on: `public`, `expires_at`."""
+        changed = self._known[str(checkpoint.path)] = replace(checkpoint, **facts)
+        await self._write_down(changed)
+        return changed
 
     async def _write_down(self, checkpoint: Checkpoint) -> None:
         path, lora = checkpoint.path, msgspec.to_builtins(checkpoint.lora)
@@ -320,8 +320,7 @@ class Checkpoints:
     async def remove(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that was just found. Snapshots that the engine holds of it keep answering."""
         self._discard(checkpoint)
-        statement = delete(CHECKPOINTS).where(CHECKPOINTS.c.path == str(checkpoint.path))
-        await self._journal.transact(lambda connection: connection.execute(statement))
+        await self._journal.change(delete(CHECKPOINTS).where(CHECKPOINTS.c.path == str(checkpoint.path)))
         await asyncio.to_thread(self._empty_trash)
 
     async def expire(self, now: float) -> int:
@@ -349,5 +348,5 @@ class Checkpoints:
 
 
 def _taken(path: TinkerPath) -> Conflict:
-    remedy = "Choose another name, or save with overwrite=True." if path.kind == "weights" else "Choose another name."
-    return Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", remedy)
+    next_step = f"Choose another name{', or save with overwrite=True' if path.kind == 'weights' else ''}."
+    return Conflict(f"The checkpoint {path} exists.", "Saved weights are not replaced by accident.", next_step)

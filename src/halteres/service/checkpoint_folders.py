@@ -1,4 +1,6 @@
-"""PEFT folders: adapters copied under other names of tensors, and somebody else's adapter taken in as a checkpoint.
+"""The folders of named weights: their tinker:// paths, adapters copied under other tensor names or taken in.
+
+STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
 
 Source of the file format: https://huggingface.co/docs/safetensors: 8 bytes with the header's length (little endian), a
 JSON header padded with spaces, the data that the header's offsets count from.
@@ -13,20 +15,117 @@ is merged (into the embedding). So that is the name in an export from a tied mod
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
 
 import msgspec
 
 from halteres.engine.folders import written
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import foreign_shape
-from halteres.errors import Conflict, InvalidData, NotFound
-from halteres.service.checkpoints.paths import TinkerPath, checked_name, checked_run
-from halteres.service.tenancy.tenants import LOCAL, Tenant
-from halteres.service.tenancy.tenants import checked_name as checked_tenant
+from halteres.errors import Conflict, InvalidData, NotFound, UserError, shortened
+from halteres.service.keys import LOCAL, Tenant
+from halteres.service.keys import checked_name as checked_tenant
+
+Kind = Literal["weights", "sampler_weights", "external_weights"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+LOADABLE: tuple[Kind, ...] = ("weights", "sampler_weights")
+"""What this service trains from and samples; external weights are files for others, perhaps encrypted."""
+
+SHORTEST_S = 3600
+LONGEST_S = 10 * 366 * 24 * 3600  # ten years, however many of them are leap years
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}")
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class TinkerPath:
+    """A parsed tinker:// path."""
+
+    run: str  # training run id
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return f"tinker://{self.run}/{self.kind}/{self.name}"
+
+    def folder(self, state: Path) -> Path:
+        """Where it lies."""
+        return state / "checkpoints" / self.run.replace(":", "_") / self.kind / self.name
+
+
+def parse(path: str) -> TinkerPath:
+    """Read a tinker:// path; InvalidData where it is none.
+
+    >>> parse("tinker://r1/weights/final").name
+    'final'
+    """
+    scheme, _, rest = path.partition("://")
+    parts, what = rest.split("/"), f"'{shortened(path)}' is no path of weights."
+    kind: Kind | None = next((kind for kind in KINDS if parts[1:2] == [kind]), None)
+    if scheme != "tinker" or len(parts) != 3 or kind is None:
+        forms = "tinker://TRAINING_RUN/weights/NAME, …/sampler_weights/NAME or …/external_weights/NAME"
+        raise InvalidData(what, next=f"Write {forms}.")
+    if not _RUN.fullmatch(parts[0]) or not _NAME.fullmatch(parts[2]):
+        raise InvalidData(what, "Its run or name holds a character that none can have.")
+    return TinkerPath(parts[0], kind, parts[2])
+
+
+def folder_of(state: Path, tinker_path: str) -> Path:
+    """The folder that a tinker:// path stands for, in a service's state directory; it need not exist."""
+    return parse(tinker_path).folder(state)
+
+
+def checked_name(name: str | None) -> str:
+    """A name that weights can have."""
+    if not name or not _NAME.fullmatch(name):
+        raise InvalidData(
+            f"'{shortened(name or '')}' cannot name a checkpoint.",
+            "It may have letters, digits and . _ + = @ -, up to 128, and no '/'; it begins with a letter, digit or _.",
+            "Choose another name.",
+        )
+    return name
+
+
+def checked_run(run: str) -> str:
+    """A training run id that weights can be named under."""
+    if not _RUN.fullmatch(run):
+        raise InvalidData(f"'{shortened(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
+    return run
+
+
+def checked_ttl(ttl_s: int | None) -> int | None:
+    """A time to live in seconds; None is for ever."""
+    if ttl_s is not None and not SHORTEST_S <= ttl_s <= LONGEST_S:
+        raise InvalidData(
+            f"A checkpoint cannot expire after {ttl_s} s.",
+            f"ttl_seconds is {SHORTEST_S} (an hour) to {LONGEST_S} (ten years).",
+            "Choose another, or leave it out: the checkpoint then stays until it is deleted.",
+        )
+    return ttl_s
+
+
+def end_of_life(ttl_s: int | None, now: float) -> float | None:
+    """When a checkpoint that is made now expires, unix s; None: never."""
+    return None if ttl_s is None else now + ttl_s
+
+
+def refuse_token(token: str | None) -> None:
+    """Weights are shared by publishing them; there are no access tokens, and none is ignored."""
+    if token:
+        raise UserError(
+            "This service has no weights access tokens.",
+            "Weights of another owner can be read here only while they are public.",
+            "Ask their owner to publish them (tinker checkpoint publish PATH), and send no token.",
+        )
+
 
 CONFIG, WEIGHTS, STATE, CARD = "adapter_config.json", "adapter_model.safetensors", "state.json", "checkpoint.json"
 
@@ -72,14 +171,8 @@ def read_card(path: TinkerPath, folder: Path) -> Card | None:
 
 
 def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, tenant: Tenant = LOCAL) -> TinkerPath:
-    """Copy a PEFT folder into a service's state directory; returns the path it has from now on.
-
-    Args:
-        folder: adapter_config.json and adapter_model.safetensors; of our own checkpoints the optimiser comes along.
-        name: what the checkpoint is called.
-        state: the service's state directory; the service may be running.
-        run: the training run it is named under.
-        tenant: whose it is, where the service has keys.
+    """Copy a PEFT folder into a service's state directory, also while the service runs; returns the path it has from
+    now on. Of our own checkpoints the optimiser comes along.
 
     Raises:
         NotFound: it is no PEFT folder.
@@ -124,18 +217,13 @@ def check_adapter(folder: Path) -> None:
     raise NotFound(f"{folder} is no PEFT folder.", f"It lacks {', '.join(missing)}.", "Name a folder that has both.")
 
 
-def copy_adapter(source: Path, target: Path) -> None:
-    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang."""
-    _copy(source, target, _TINKER_HEAD, _HEAD)
+def copy_adapter(source: Path, target: Path, *, for_tinker: Path | None = None) -> None:
+    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang.
 
-
-def copy_for_tinker(source: Path, target: Path, base: Path) -> None:
-    """The same, named so that tinker-cookbook finds each weight in the files of the base model in `base`."""
-    old, new = (_TINKER_HEAD, _HEAD) if has_own_head(base) else (_HEAD, _TINKER_HEAD)
-    _copy(source, target, old, new)
-
-
-def _copy(source: Path, target: Path, old: str, new: str) -> None:
+    Args:
+        for_tinker: a base model, so that tinker-cookbook finds each weight in its files.
+    """
+    old, new = (_HEAD, _TINKER_HEAD) if for_tinker and not has_own_head(for_tinker) else (_TINKER_HEAD, _HEAD)
     check_adapter(source)
     shutil.copyfile(source / CONFIG, target / CONFIG)
     rename_tensors(

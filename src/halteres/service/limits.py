@@ -1,4 +1,4 @@
-"""Limits: what one tenant may have, so that none takes from the others.
+"""What one tenant may have, so that none takes from the others: limits, and the fair queue of places and threads.
 
 halteres serve --limit requests_per_s=50 --limit checkpoint_bytes=200G
 
@@ -6,22 +6,32 @@ STATE/limits.yaml:
     default: {requests_per_s: 50}
     tenants:
       alice: {models: 8, checkpoint_bytes: 20G}
+
+In the queue, a tenant that holds no place gets one before anything that another has waiting, and at once as long as one
+other tenant alone is busy, whatever that one does with its places.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
-from halteres.service.tenancy.tenants import Tenant
-from halteres.service.wire.codec import MAX_BODY_BYTES
+from halteres.service.keys import Tenant
+from halteres.service.wire.bodies import MAX_BODY_BYTES
+
+T = TypeVar("T")
+
 
 MAX_RETRY_AFTER_S = 60  # the SDK obeys no longer Retry-After
 SHOWN = 5  # checkpoints that a full storage names
@@ -82,8 +92,8 @@ class Limits:
     def check_alive(self, kind: Literal["sessions", "samplers", "models"], alive: int) -> None:
         """Raise LimitReached if no further one can be made beside those alive."""
         if alive >= (most := getattr(self, kind)):
-            what, remedy = _ALIVE[kind]
-            raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", remedy)
+            what, next_step = _ALIVE[kind]
+            raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", next_step)
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
@@ -96,12 +106,12 @@ class Limits:
         if used + more <= self.checkpoint_bytes:
             return
         largest = sorted((sizes or {}).items(), key=lambda one: -one[1])[:SHOWN]
-        named = ", ".join(f"{path} ({size_text(size)})" for path, size in largest)
+        shown = ", ".join(f"{path} ({size_text(size)})" for path, size in largest)
         raise LimitReached(
             f"There is no room for {size_text(more)} more of checkpoints.",
             f"{size_text(used)} of {size_text(self.checkpoint_bytes)} are taken.",
             "Delete what is not needed (RestClient.delete_checkpoint_from_tinker_path)"
-            + (f"; the largest: {named}." if named else "."),
+            + (f"; the largest: {shown}." if shown else "."),
         )
 
 
@@ -166,11 +176,10 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
         raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
     if not isinstance(given, dict):
         raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
-    for option in options:
-        if "=" not in option:
-            raise InvalidConfig(f"'{option}' is no limit.", next="Write it as NAME=VALUE.")
-    named = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
-    default = _changed(Limits(), {**_part(given, "default"), **named})
+    if wrong := [option for option in options if "=" not in option]:
+        raise InvalidConfig(f"'{wrong[0]}' is no limit.", next="Write it as NAME=VALUE.")
+    by_option = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
+    default = _changed(Limits(), {**_part(given, "default"), **by_option})
     tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
     if strange := set(given) - {"default", "tenants"}:
         raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
@@ -196,3 +205,81 @@ def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
             raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
         numbers[name] = known[name](number)
     return replace(limits, **numbers)
+
+
+LONG = 2**15  # bytes, or as much work: a text of this length takes the tokenizer some 30 ms
+THREADS, MOST_THREADS = 4, 3  # threads, and those of one tenant. More would only take Python's lock from each other
+
+
+class FairQueue:
+    """A number of places, of which no tenant holds more than `most`."""
+
+    def __init__(self, places: int, most: int) -> None:
+        self._free, self._most = places, most
+        self._held: Counter[Tenant] = Counter()
+        self._served: Counter[Tenant] = Counter()  # number of the last grant
+        self._grants = 0
+        self._waiting: dict[Tenant, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    @asynccontextmanager
+    async def places(self, tenant: Tenant, count: int) -> AsyncIterator[None]:
+        """Hold so many places (at most those that one tenant may hold) while the block runs."""
+        count = min(count, self._most)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((count, granted))
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            if not granted.cancelled():
+                self._free += count
+                self._held[tenant] -= count
+            self._grant()  # also for one that was cancelled: somebody behind it may fit now
+
+    def _grant(self) -> None:
+        """Of those who wait and may hold more, the tenant that holds the fewest comes first; of several, the one that
+        was served longest ago."""
+        while True:
+            for tenant, own in list(self._waiting.items()):
+                while own and own[0][1].cancelled():
+                    own.popleft()
+                if not own:
+                    del self._waiting[tenant]
+            allowed = [one for one, own in self._waiting.items() if self._held[one] + own[0][0] <= self._most]
+            tenant = min(allowed, key=lambda one: (self._held[one], self._served[one]), default=None)
+            if tenant is None or (count := self._waiting[tenant][0][0]) > self._free:
+                return  # whoever is next waits until it fits: else the small ones would pass it for ever
+            _, granted = self._waiting[tenant].popleft()
+            self._free -= count
+            self._held[tenant] += count
+            self._grants += 1
+            self._served[tenant] = self._grants
+            granted.set_result(None)
+
+
+class Threads:
+    """The threads of one service."""
+
+    def __init__(self) -> None:
+        self._queue, self._pool = FairQueue(THREADS, MOST_THREADS), ThreadPoolExecutor(THREADS, "aside")
+
+    async def run(self, tenant: Tenant, size: int, make: Callable[[], T]) -> T:
+        """What `make` makes; of less than LONG it is made at once, of more when it is the tenant's turn."""
+        if size < LONG:
+            return make()
+        async with self._queue.places(tenant, 1):
+            working = asyncio.get_running_loop().run_in_executor(self._pool, make)
+            try:
+                await asyncio.wait((working,))
+            except asyncio.CancelledError:
+                while not working.done():  # nobody can end a thread: its place is free when it has ended
+                    with suppress(asyncio.CancelledError):  # one cancellation more
+                        await asyncio.wait((working,))
+                working.exception()
+                raise
+            return working.result()
+
+    def close(self) -> None:
+        """Nothing new begins."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
