@@ -55,12 +55,8 @@ _LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_
 
 
 def read_gguf(file: Path) -> GgufModel:
-    """The model in a GGUF file; of its weights only names and shapes are read.
-
-    Raises:
-        UserError: there is no such file, the package `gguf` is missing, or the model cannot be converted.
-        InvalidData: it is no GGUF file, is cut off, or does not say what it must.
-    """
+    """The model in a GGUF file; of its weights only names and shapes are read. UserError where it cannot be converted
+    here, InvalidData where it is no GGUF file, is cut off, or does not say what it must."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -87,20 +83,15 @@ class GgufModel:
         return sum(int(tensor.n_elements) for tensor in self.tensors.values())
 
     def write(self, folder: Path) -> None:
-        """Write config.json, the tokenizer and the weights into an empty folder.
-
-        Raises:
-            InvalidData: a tensor is quantised in a way that the package `gguf` cannot undo, or is not finite.
-            OSError: the folder cannot be written.
-        """
+        """Write config.json, the tokenizer and the weights into an empty folder; InvalidData for a tensor that is not
+        finite, or quantised in a way that the package `gguf` cannot undo."""
         from safetensors.numpy import save_file
 
         _write_json(folder / "config.json", self.config)
         ends = {name: value for name, value in self.config.items() if name.endswith("_token_id")}
         _write_json(folder / "generation_config.json", {**ends, "eos_token_id": self.tokenizer.ends})
         self.tokenizer.write(folder, context=self.config["max_position_embeddings"])
-        shards: list[list[str]] = [[]]
-        size = 0
+        shards, size = [list[str]()], 0
         for name, tensor in self.tensors.items():
             num_bytes = 4 * int(tensor.n_elements)
             if shards[-1] and size + num_bytes > _SHARD_BYTES:
@@ -238,27 +229,22 @@ _SPACE = "▁"  # SentencePiece's
 
 
 class GgufTokenizer:
-    """A vocabulary and what belongs to it; a splitting rule whose name is not known is refused, never guessed.
-
-    Raises:
-        UserError: the tokenizer is of a kind that is not understood.
-        KeyError: there is none.
-    """
+    """A vocabulary and what belongs to it; UserError for a kind or splitting rule that is not known."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         own = {key.removeprefix("tokenizer.ggml."): value for key, value in values.items()}
         self.kind: str = own["model"]  # 'gpt2': byte-level BPE; 'llama': SentencePiece's BPE
         self.splits: str = own.get("pre", "default")  # the name of the splitting rule
         known = (*_DIGITS, _GPT_2, _SMOLLM)
-        if self.kind not in ("gpt2", "llama") or (self.kind == "gpt2" and self.splits not in known):
-            is_split = self.kind == "gpt2"
-            what = f"split as '{self.splits}'" if is_split else f"of the kind '{self.kind}'"
+        if self.kind != "llama" and (self.kind != "gpt2" or self.splits not in known):
+            what = f"split as '{self.splits}'" if self.kind == "gpt2" else f"of the kind '{self.kind}'"
             raise UserError(
                 f"The tokenizer in {file} cannot be converted.",
                 f"Its text is {what}; understood are SentencePiece's and byte-level BPE split as {', '.join(known)}.",
                 "Take a newer GGUF file of the model, or its folder in Hugging Face format.",
             )
         self.tokens: Sequence[str] = own["tokens"]
+        self.vocabulary = {token: number for number, token in enumerate(self.tokens)}
         self.types: Sequence[int] = own.get("token_type", [1] * len(self.tokens))
         self.merges: Sequence[str] = own.get("merges", ())  # empty in a file of SentencePiece's
         self.scores: Sequence[float] = own.get("scores", ())
@@ -301,7 +287,7 @@ class GgufTokenizer:
 
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self.merges)]
         is_llama_3 = self.splits.startswith("llama")
-        built = Tokenizer(models.BPE(vocab=self._vocabulary(), merges=merges, ignore_merges=is_llama_3))
+        built = Tokenizer(models.BPE(vocab=self.vocabulary, merges=merges, ignore_merges=is_llama_3))
         if self.splits == "qwen2":
             built.normalizer = normalizers.NFC()
         has_rule = self.splits in _DIGITS
@@ -318,28 +304,20 @@ class GgufTokenizer:
     def _sentencepiece(self) -> Tokenizer:
         from tokenizers import Tokenizer, decoders, models, normalizers
 
-        vocabulary = self._vocabulary()
-        merges = list(self._recovered_merges(vocabulary))
+        # SentencePiece merges whichever pair makes the token of the highest score: best scores first.
+        known, fixed = self.vocabulary, (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        merges = [
+            (token[:cut], token[cut:])
+            for token, number in sorted(known.items(), key=lambda one: -self.scores[one[1]])
+            if self.types[number] not in fixed
+            for cut in range(1, len(token))
+            if token[:cut] in known and token[cut:] in known
+        ]
         unknown = self.tokens[self.specials["unk"]] if "unk" in self.specials else None
-        built = Tokenizer(
-            models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-        )
+        built = Tokenizer(models.BPE(vocab=known, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
         first = [normalizers.Prepend(_SPACE)] if self.adds_space else []
         built.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", _SPACE)])
         last = [decoders.Strip(" ", left=1)] if self.adds_space else []
         steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
         built.decoder = decoders.Sequence(steps)
         return built
-
-    def _recovered_merges(self, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """SentencePiece merges whichever pair makes the token of the highest score: best scores first."""
-        for token, number in sorted(vocabulary.items(), key=lambda one: -self.scores[one[1]]):
-            if self.types[number] in (_UNKNOWN, _CONTROL, _USER_DEFINED):
-                continue
-            for cut in range(1, len(token)):
-                left, right = token[:cut], token[cut:]
-                if left in vocabulary and right in vocabulary:
-                    yield left, right
-
-    def _vocabulary(self) -> dict[str, int]:
-        return {token: number for number, token in enumerate(self.tokens)}

@@ -65,11 +65,8 @@ class HubCache:
     folder: Path
 
     def check(self, name: str, model: Path) -> None:
-        """That the entry of this name is ours to write, or has the model's tokenizer already.
-
-        Raises:
-            Conflict: somebody else's entry has another tokenizer, or cannot be resolved.
-        """
+        """That the entry of this name is ours to write, or has the model's tokenizer already: Conflict where somebody
+        else's has another, or cannot be resolved."""
         entry = self._entry(name)
         tokenizer, own = self._tokenizer(entry), model / "tokenizer.json"
         if _is_foreign(entry) and not (tokenizer and own.is_file() and tokenizer.read_bytes() == own.read_bytes()):
@@ -80,11 +77,7 @@ class HubCache:
             )
 
     def write(self, name: str, model: Path, needed_for: str) -> None:
-        """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry is left alone.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
+        """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry is left alone."""
         entry = self._entry(name)
         if _is_foreign(entry):
             return
@@ -107,11 +100,7 @@ class HubCache:
             shutil.rmtree(entry / "snapshots" / before.commit, ignore_errors=True)
 
     def release(self, model: str) -> None:
-        """Remove the entries of ours that nothing but the model of this name needs.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
+        """Remove the entries of ours that nothing but the model of this name needs."""
         for entry, mark in self._own_entries():
             if mark.models == {model}:
                 shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
@@ -208,10 +197,9 @@ class ModelStore:
     cache: HubCache
 
     def add(self, source: Path, name: str, *, copy: bool = False) -> RegisteredModel:
-        """Put a model in the store; safe to repeat.
+        """Put a model in the store, from its folder in Hugging Face format; safe to repeat.
 
         Args:
-            source: its folder in Hugging Face format.
             name: what it is called from now on: 'name' or 'organisation/name'.
             copy: whether its files are copied, so that the folder may go.
 
@@ -225,7 +213,19 @@ class ModelStore:
         for known in tokenizer_names(name):
             self.cache.check(known, source)
         with boundary(ServerError, f"Registering '{name}'"):
-            folder = self._placed(source, name, copy=copy)
+            place = self.folder / name
+            folder = builtin_path(name) or place
+            if not folder.exists():
+                place.unlink(missing_ok=True)  # a link whose model has gone
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if copy:
+                    small = [source / file for file in _SMALL_FILES if (source / file).is_file()]
+                    with _writing(place) as beside:
+                        for file in (*small, *weight_files(source)):
+                            shutil.copyfile(file, beside / file.name)
+                        (beside / _COPY).touch()
+                else:
+                    os.symlink(source.absolute(), place, target_is_directory=True)
             for known in tokenizer_names(name):
                 self.cache.write(known, folder, name)
         return RegisteredModel(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
@@ -239,8 +239,12 @@ class ModelStore:
         place = self.folder / checked_name(name)
         self._check_place(name, None)
         for left in place.parent.glob(f".{place.name}.*"):  # by a process that was killed while it wrote
-            if not _is_alive(int(left.suffix[1:])):
+            try:
+                os.kill(int(left.suffix[1:]), 0)
+            except ProcessLookupError:
                 shutil.rmtree(left, ignore_errors=True)
+            except PermissionError:
+                pass  # it runs, as somebody else
         with boundary(ServerError, f"Writing the model '{name}'"), _writing(place) as beside:
             write(beside)
             checked_model(beside)
@@ -260,8 +264,16 @@ class ModelStore:
             ServerError: a place cannot be written.
         """
         place = self.folder / checked_name(name)
+        if not self._is_registered(name) and place.is_dir():
+            raise Conflict(
+                f"'{name}' was put into the store by hand.",
+                f"{place} holds the model itself; no `halteres models add` made it.",
+                "Delete that folder yourself if it is to go.",
+            )
         if not self._is_registered(name):
-            raise self._unregistered(name, place)
+            known = list(self.registered())
+            why = f"Registered: {', '.join(known) or 'none'}."
+            raise NotFound(f"No model '{name}' is registered.", why, did_you_mean=nearest(name, known), allowed=known)
         with boundary(ServerError, f"Removing '{name}'"):
             self.cache.release(name)
             if place.is_symlink():
@@ -296,36 +308,6 @@ class ModelStore:
             next = f"Run `halteres models remove {name}` first, or give another name with --as."
             raise Conflict(f"The name '{name}' is taken.", why, next)
 
-    def _placed(self, source: Path, name: str, *, copy: bool) -> Path:
-        """Its folder from now on."""
-        place = self.folder / name
-        if (builtin := builtin_path(name)) is not None:
-            return builtin
-        if place.exists():
-            return place
-        place.unlink(missing_ok=True)  # a link whose model has gone
-        if copy:
-            small = [source / file for file in _SMALL_FILES if (source / file).is_file()]
-            with _writing(place) as beside:
-                for file in (*small, *weight_files(source)):
-                    shutil.copyfile(file, beside / file.name)
-                (beside / _COPY).touch()
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(source.absolute(), place, target_is_directory=True)
-        return place
-
-    def _unregistered(self, name: str, place: Path) -> UserError:
-        if place.is_dir():
-            return Conflict(
-                f"'{name}' was put into the store by hand.",
-                f"{place} holds the model itself; no `halteres models add` made it.",
-                "Delete that folder yourself if it is to go.",
-            )
-        known = list(self.registered())
-        why = f"Registered: {', '.join(known) or 'none'}."
-        return NotFound(f"No model '{name}' is registered.", why, did_you_mean=nearest(name, known), allowed=known)
-
 
 def checked_name(name: str) -> str:
     """The name, if it is of the hub's form: 'name' or 'organisation/name'. UserError if it is not.
@@ -356,11 +338,7 @@ def tokenizer_names(name: str) -> tuple[str, ...]:
 
 
 def checked_model(folder: Path) -> ModelShape:
-    """The shape of the model in a folder, if it can be served.
-
-    Raises:
-        UserError: it is of no family that the engine computes, its weights are not whole, or it has no tokenizer.json.
-    """
+    """The shape of the model in a folder; UserError where it is no decoder, is not whole or has no tokenizer.json."""
     try:
         shape = read_shape(folder)
     except (OSError, ValueError) as error:
@@ -385,11 +363,8 @@ def checked_model(folder: Path) -> ModelShape:
 
 
 def download(name: str, cache: Path) -> Path:
-    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache, fetched if need be.
-
-    Raises:
-        NotReady: it cannot be fetched.
-    """
+    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache, fetched if need be;
+    NotReady where it cannot be."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -405,13 +380,3 @@ def download(name: str, cache: Path) -> Path:
             f" login`); or fetch its folder elsewhere, then run `halteres models add FOLDER --as {name}`.",
         ) from failure
     return Path(fetched)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -6,8 +6,10 @@ Each half of the budget is one kind's: many publishes push no adapter out.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from halteres.config import environ
 from halteres.engine.protocol import LoraConfig
@@ -62,24 +64,33 @@ class BaseModel:
         )
 
 
-def base_model(named: str) -> BaseModel:
+def base_model(name: str) -> BaseModel:
     """The base model behind a built-in name, a name in the store, or a folder; NotFound where it is none of them."""
     models_home = environ.home() / "models"
-    folder = model_folder(named, models_home)
+    folder = model_folder(name, models_home)
     if folder is None:
-        there = Path(named).expanduser()
-        place = there if there.is_absolute() or there.is_dir() else models_home / named
-        known = [*builtin_names(), *(name for name, _ in stored_models(models_home))]
+        there = Path(name).expanduser()
+        place = there if there.is_absolute() or there.is_dir() else models_home / name
+        known = [*builtin_names(), *(stored for stored, _ in stored_models(models_home))]
         raise NotFound(
-            f"There is no model '{named}'.",
+            f"There is no model '{name}'.",
             f"{place.absolute()} holds no config.json.",
             f"Name a folder in Hugging Face format or one of {', '.join(known)}, or register one: `halteres models add`"
             " (a folder, a GGUF file, a name of the hub).",
-            did_you_mean=nearest(named, known),
+            did_you_mean=nearest(name, known),
             allowed=known,
         )
-    known = builtin_path(named) is not None or folder.is_relative_to(models_home)
-    return BaseModel(named if known and not Path(named).is_absolute() else str(folder), folder, models_home)
+    is_name = builtin_path(name) is not None or folder.is_relative_to(models_home)
+    return BaseModel(name if is_name and not Path(name).is_absolute() else str(folder), folder, models_home)
+
+
+class HasLora(Protocol):
+    """An adapter or a snapshot."""
+
+    lora: LoraConfig | None
+
+
+H = TypeVar("H", bound=HasLora)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,22 +113,20 @@ class WeightsBudget:
             total = max(LEAST, ((main_memory().free or 0) - loaded) // SHARE)
         return cls(total=total, shape=shape)
 
-    @property
-    def of_kind(self) -> int:
-        """Bytes for all adapters, and as many for all snapshots."""
-        return self.total // 2
-
-    def adapter(self, lora: LoraConfig | None) -> int:
-        """Bytes of an adapter: weights, two gradients, two moments, and its B's once more."""
-        return self._weighed(lora, 5)
-
-    def snapshot(self, lora: LoraConfig | None) -> int:
-        """Bytes of a snapshot: weights, and its B's once more."""
-        return self._weighed(lora, 1)
-
-    def _weighed(self, lora: LoraConfig | None, copies: int) -> int:
-        """As if it were on every projection; one that is not made yet weighs nothing."""
+    def bytes_of(self, lora: LoraConfig | None, *, trained: bool) -> int:
+        """Of a snapshot: weights, and its B's once more; of an adapter that is trained two gradients and two moments
+        too. As if it were on every projection; one that is not made yet weighs nothing."""
         if self.shape is None:
             return self.total // UNKNOWN
-        rank = lora.rank if lora else 0
+        rank, copies = lora.rank if lora else 0, 5 if trained else 1
         return NUMBER * (copies * adapter_numbers(self.shape, rank) + diagonal_numbers(self.shape, rank))
+
+    def evict(self, held: dict[str, H], may_leave: Callable[[H], bool], *, trained: bool) -> list[H]:
+        """Take those out of `held`, from its beginning, that have to leave the engine so that the rest fits."""
+        excess, leaving = -(self.total // 2), list[H]()  # one half is for adapters, the other for snapshots
+        excess += sum(self.bytes_of(one.lora, trained=trained) for one in held.values())
+        for name, one in list(held.items()):
+            if excess > 0 and may_leave(one):
+                excess -= self.bytes_of(one.lora, trained=trained)
+                leaving.append(held.pop(name))
+        return leaving

@@ -179,12 +179,13 @@ class Training:
 
     async def _add(self, path: TinkerPath, saved: Saved, model: Model, request: Request) -> None:
         body = request.of(SaveWeights)
+        assert model.lora is not None  # noqa: S101 - whatever was saved was made
         await self.checkpoints.add(
             path,
             saved,
             tenant=model.tenant,
             base_model=model.base_model,
-            lora=model.lora or LoraConfig(),
+            lora=model.lora,
             ttl_s=body.ttl_seconds,
             user_metadata=body.user_metadata,
             request_id=request.id,
@@ -270,7 +271,7 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     """Make the adapter that a create_model asks for, with the seed drawn for it."""
     body = request.of(CreateModel)
     check_optimizer(body.optimizer_config.type)
-    lora = LoraConfig(**{**msgspec.structs.asdict(body.lora_config), **request.drawn})
+    lora = msgspec.convert({**msgspec.structs.asdict(body.lora_config), **request.drawn}, LoraConfig)
     await engine.create_adapter(model.id, lora)
     model.lora = lora
 
@@ -471,9 +472,6 @@ class Adapters:
         known = model.id in self._held
         self._held[model.id] = model
         self._held.move_to_end(model.id)
-        if known:
-            return
-        excess = sum(self._budget.adapter(held.lora) for held in self._held.values()) - self._budget.of_kind
 
         async def leave(idle: Model) -> None:
             try:
@@ -482,12 +480,10 @@ class Adapters:
             except HalteresError as error:
                 log.warning("The adapter of %s stays in the engine: %s", idle.id, error)
 
-        for idle in [held for held in self._held.values() if held.queue.idle and held is not model]:
-            if excess <= 0:
-                return
-            excess -= self._budget.adapter(idle.lora)
-            del self._held[idle.id]
-            self._tasks.create_task(leave(idle), name="adapter leaves")
+        if not known:
+            idle = self._budget.evict(self._held, lambda one: one.queue.idle and one is not model, trained=True)
+            for one in idle:
+                self._tasks.create_task(leave(one), name="adapter leaves")
 
     async def bring_back(self, model: Model, engine: Trains) -> None:
         """Bring an adapter back, and with it the unnamed weights that were published from it."""

@@ -122,7 +122,7 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
 
 async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
     """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
-    It raises what `failover_engines` raises."""
+    Raises as `failover_engines`."""
     async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
             try:
@@ -133,23 +133,15 @@ async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitab
 
 
 async def failover_engines(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
-    """The engine of the host that is picked, and after each death that of the one then picked, until it is enough;
-    whoever is content with one stops asking.
-
-    Raises:
-        EngineDied: engines keep dying under this one request.
-        NotReady: no engine is running.
-    """
+    """The engine of the host that is picked, and after each death that of the one then picked, as long as the caller
+    asks; EngineDied where engines keep dying under this one request, NotReady where none is running."""
     before: dict[Host[E], int] = {}  # restarts of those whose engine died
-    failure: HalteresError | None = None
+    why = ""
     for _ in range(MAX_DEATHS):
         host = pick()
         engine = await running(host, restarts=before.get(host, -1) + 1)
         before[host] = host.restarts
         yield engine
-        failure = host.failure
-    raise EngineDied(
-        f"The engine died {MAX_DEATHS} times while it executed this request.",
-        failure.sentence if failure else "",
-        "Send less at once: fewer, shorter or smaller pieces.",
-    )
+        why = host.failure.sentence if host.failure else ""
+    what = f"The engine died {MAX_DEATHS} times while it executed this request."
+    raise EngineDied(what, why, "Send less at once: fewer, shorter or smaller pieces.")

@@ -23,7 +23,7 @@ import msgspec
 from halteres.engine.loss_graphs.validation import checked
 from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
-from halteres.service.durable.journal import Ended, Entry, Journal, Recorded, State
+from halteres.service.durable.journal import Entry, Journal, Recorded, State
 from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import JSON, PROTOBUF, CreateCustomLoss, read
 
@@ -185,14 +185,8 @@ class Futures:
         future.settled_at = self._last_at = max(steady_time(), self._last_at + 2e-6)
         self._settled.append(future)
         self._settled_bytes += len(outcome.body)
-        ended = Ended(
-            id=future.request_id,
-            state=outcome.state,
-            settled_at=future.settled_at,
-            outcome_type=outcome.content_type,
-            outcome=None if future.kind == SAMPLE and outcome.state == "done" else outcome.body,
-        )
-        self._journal.settle(ended)
+        body = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
+        self._journal.settle(future.request_id, outcome.state, future.settled_at, body, outcome.content_type)
         self._wake(future)
         oldest = steady_time() - KEEP_S
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Executable, Table, bindparam, delete, select, update
+from sqlalchemy import Connection, Executable, Table, bindparam, delete, event, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
@@ -186,17 +186,6 @@ class Recorded(Entry):
     outcome: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a request ended."""
-
-    id: str
-    state: State
-    settled_at: float  # unix s
-    outcome_type: str
-    outcome: bytes | None
-
-
 # Statements are values: built once, so that SQLAlchemy compiles each of them once.
 _ACCEPT = insert(REQUESTS).on_conflict_do_nothing(index_elements=["key"])
 _SETTLE = (
@@ -236,7 +225,7 @@ class Journal:
         self._connection: Connection | None = None
         self._pending: list[Work] = []
         self._writer: asyncio.Task[None] | None = None
-        self._ended: dict[str, Ended] = {}  # not recorded yet, in order
+        self._ended: dict[str, dict[str, Any]] = {}  # by id, how a request ended that is not recorded yet, in order
         self._recorder: asyncio.Task[None] | None = None
         self.trouble: NotReady | None = None  # why the file cannot be written now
 
@@ -316,8 +305,11 @@ class Journal:
         except NotReady as error:
             raise NotReady(f"The request was not accepted. {error.what}", error.why, error.next) from error
 
-    def settle(self, ended: Ended) -> None:
-        """Record how a request ended. What cannot be written now is written with the next one, or a second later."""
+    def settle(
+        self, request_id: str, state: State, settled_at: float, outcome: bytes | None, outcome_type: str = JSON
+    ) -> None:
+        """Record how a request ended, and when (unix s). What cannot be written now is written with the next one, or a
+        second later."""
 
         async def record() -> None:
             while self._ended:
@@ -327,28 +319,21 @@ class Journal:
                     log.error("Outcomes of %d requests are not recorded yet: %s", len(self._ended), error)
                     await asyncio.sleep(RETRY_S)
 
-        self._ended[ended.id] = ended
+        ended = {"state": state, "settled_at": settled_at, "outcome_type": outcome_type, "outcome": outcome}
+        self._ended[request_id] = {"id_": request_id, **ended}
         if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
             self._recorder = asyncio.create_task(record(), name="journal outcomes")
 
     async def flush(self) -> None:
-        """What has ended is recorded.
-
-        Raises:
-            NotReady: the file cannot be written.
-        """
+        """What has ended is recorded; NotReady where the file cannot be written."""
         while self._ended:
             await self._record_ended()
 
     async def _record_ended(self) -> None:
         batch = list(self._ended.values())
-        values = [
-            {"id_" if one.name == "id" else one.name: getattr(ended, one.name) for one in fields(Ended)}
-            for ended in batch
-        ]
-        await self.transact(lambda connection: connection.execute(_SETTLE, values))
+        await self.transact(lambda connection: connection.execute(_SETTLE, batch))
         for ended in batch:
-            self._ended.pop(ended.id, None)
+            self._ended.pop(ended["id_"], None)
 
     async def recall(self, request_id: str) -> Recorded | None:
         """The row of this id."""
@@ -454,7 +439,7 @@ class Journal:
         try:
             os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
             engine = sa.create_engine(f"sqlite:///{self._file}")
-            sa.event.listen(engine, "connect", configure)
+            event.listen(engine, "connect", configure)
             connection = self._connection = engine.connect()
             with connection.begin():
                 found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()

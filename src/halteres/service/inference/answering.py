@@ -22,14 +22,13 @@ from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, Serv
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
-from halteres.service.durable.journal import Ended, Entry, new_id
+from halteres.service.durable.journal import Entry, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.requests import Call, Chat, InferenceRequest, Prompt, Refused, Weights, read, render
 from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
-from halteres.service.wire.bodies import JSON
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.text import Tokenizer, beginning
 from halteres.tool_calls import ToolCall, ToolReader
@@ -318,9 +317,9 @@ class Inference:
             ]
 
         async with self._recorded(request, seed):
-            draws = (self._service.samples.draw(draw) for draw in self._draws(request, seed))
+            calls = (self._service.samples.draw(draw) for draw in self._calls_of(request, seed))
             results = list[SampleResult]()
-            for result in await asyncio.gather(*draws, return_exceptions=True):  # none is under way any more
+            for result in await asyncio.gather(*calls, return_exceptions=True):  # none is under way any more
                 if isinstance(result, BaseException):
                     raise result
                 results.append(result)
@@ -344,12 +343,12 @@ class Inference:
             return
         writers = [Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)]
         async with self._recorded(request, seed):
-            streams = [self._service.samples.stream(draw) for draw in self._draws(request, seed)]
+            streams = [self._service.samples.stream(draw) for draw in self._calls_of(request, seed)]
             async with aclosing(merged(streams)) as pieces:
                 async for at, piece in pieces:
                     yield writers[at * n + piece.sample].add(piece, piece.version)
 
-    def _draws(self, request: InferenceRequest, seed: int) -> list[Draw]:
+    def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         """One for each prompt."""
         sampling = request.sampling
         ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
@@ -415,8 +414,7 @@ class Inference:
             outcome = CANCELLED
             raise
         finally:
-            state, body, now = outcome.state, outcome.body or None, steady_time()
-            self._service.journal.settle(Ended(id=name, state=state, settled_at=now, outcome_type=JSON, outcome=body))
+            self._service.journal.settle(name, outcome.state, steady_time(), outcome.body or None)
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -78,7 +78,7 @@ class CheckpointRoutes:
             route("/api/v1/models/{run_id}/checkpoints", self._of_run),
             route(CHECKPOINT, self._delete, "DELETE"),
             route(f"{CHECKPOINT}/publish", self._publish, "POST"),
-            route(f"{CHECKPOINT}/publish", self._unpublish, "DELETE"),
+            route(f"{CHECKPOINT}/publish", self._publish, "DELETE"),
             route(f"{CHECKPOINT}/ttl", self._set_ttl, "PUT"),
             route(f"{CHECKPOINT}/external_weights_urls", self._urls),
             route(f"{CHECKPOINT}/archive", self._archive_url),
@@ -118,11 +118,8 @@ class CheckpointRoutes:
         await self._checkpoints.remove(self._own(request))
 
     async def _publish(self, request: Request) -> None:
-        """From now on everybody may load it; repeated, it changes nothing."""
-        await self._checkpoints.change(self._own(request), public=True)
-
-    async def _unpublish(self, request: Request) -> None:
-        await self._checkpoints.change(self._own(request), public=False)
+        """From now on everybody may load it, or nobody else (DELETE); repeated, it changes nothing."""
+        await self._checkpoints.change(self._own(request), public=request.method == "POST")
 
     async def _set_ttl(self, request: Request) -> None:
         """Counted from now."""
@@ -219,16 +216,13 @@ class CheckpointRoutes:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def _signed(self, request: Request, what: str, file: str) -> Checkpoint:
-        """The checkpoint that a signed request names, whoever asks.
-
-        Raises:
-            NotSigned: it has no signature, another, or one that is over; or the checkpoint is gone or another one.
-        """
+        """The checkpoint that a signed request names, whoever asks; NotSigned where the signature is missing, another
+        or over, or the checkpoint gone or another one."""
         found, expires = self._checkpoints.at(_path_in(request)), request.query_params.get("expires", "")
-        if found is None or not re.fullmatch(r"[0-9]{1,15}", expires):
-            raise NotSigned("It was changed, or what it led to was deleted.")
-        right, signature = self._signature(what, found, file, int(expires)), request.query_params.get("signature", "")
-        if not hmac.compare_digest(right.encode(), signature.encode()):
+        right, signature = "", request.query_params.get("signature", "")
+        if found is not None and re.fullmatch(r"[0-9]{1,15}", expires):
+            right = self._signature(what, found, file, int(expires))
+        if found is None or not right or not hmac.compare_digest(right.encode(), signature.encode()):
             raise NotSigned("It was changed, or what it led to was deleted.")
         if int(expires) <= time.time():
             raise NotSigned("Its time is over.")
@@ -238,8 +232,7 @@ class CheckpointRoutes:
         """A file of an export; ranges of it too."""
         name = request.path_params["file"]
         found = self._signed(request, "exports", name)
-        file = files_of(found).get(name)
-        if file is None:
+        if (file := files_of(found).get(name)) is None:
             raise NotFound(f"{found.path} has no file '{name}'.", f"It has {', '.join(files_of(found))}.")
         return FileResponse(file, media_type="application/octet-stream", filename=name)
 
@@ -261,8 +254,7 @@ def _listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpo
 
 def _path_in(request: Request) -> str:
     """The tinker:// path that a route's path names."""
-    named = request.path_params
-    return f"tinker://{named['run_id']}/{named['kind']}/{named['name']}"
+    return "tinker://{run_id}/{kind}/{name}".format_map(request.path_params)
 
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}

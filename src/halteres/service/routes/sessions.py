@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from starlette.routing import Route
 import halteres
 from halteres.errors import UserError
 from halteres.process import steady_time
-from halteres.service.fleet import Host, running
+from halteres.service.fleet import running
 from halteres.service.http import HEALTH, answer, body_of, page_of, presented, read_body, route, texts, timestamp
 from halteres.service.keys import Key, KeyFile, Tenant, tenant_of
 from halteres.service.routes.checkpoints import RUN, described
@@ -52,6 +52,20 @@ _TEMPERATURES = {"raw": "temperature 1, whatever they were drawn at", "tempered"
 NO_PROJECT = "default"  # the project of a session that names none: a summary must name one
 
 
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a session stands."""
+
+    type: str
+    reason: dict[str, str] | None = None
+
+
+def _always(value: dict[str, Any]) -> Callable[[Request], Coroutine[Any, Any, dict[str, Any]]]:
+    async def handler(_: Request) -> dict[str, Any]:
+        return value
+
+    return handler
+
+
 class SessionRoutes:
     """What a client calls before and beside its work, a RestClient and an AdminClient."""
 
@@ -61,12 +75,13 @@ class SessionRoutes:
 
     def table(self) -> list[Route]:
         """The routes."""
+        dynamic = {"refresh_interval_sec": REFRESH_S, **self._chosen(DYNAMIC_FLAGS)}
         return [
             route("/api/v1/session_heartbeat", self._heartbeat, "POST"),
             route("/api/v1/telemetry", self._telemetry, "POST"),
             route(HEALTH, self._health),
-            route("/api/v1/client/config", self._client_config, "POST"),
-            route("/api/v1/client/dynamic_config", self._dynamic_config, "POST"),
+            route("/api/v1/client/config", _always(self._chosen(CLIENT_FLAGS)), "POST"),
+            route("/api/v1/client/dynamic_config", _always(dynamic), "POST"),
             route("/api/v1/get_server_capabilities", self._capabilities),
             route("/api/v1/create_session", self._create_session, "POST"),
             route("/api/v1/sessions/{session_id}/finish", self._finish, "POST"),
@@ -78,8 +93,8 @@ class SessionRoutes:
             route(RUN, self._training_run),
             route("/api/v1/sessions", self._sessions),
             route("/api/v1/sessions/{session_id}", self._session),
-            route("/api/v1/audit", self._audit),
-            route("/api/v1/billing/usage/events", self._usage),
+            route("/api/v1/audit", _always({"entries": []})),  # nothing is audited, nor billed
+            route("/api/v1/billing/usage/events", _always({"data": [], "sessions": {}})),
             route("/api/v1/billing/usage/checkpoints/current", self._storage),
             route("/api/v1/sessions/{session_id}/trace_export", self._trace),
             route("/api/v1/sessions/search", self._search, "POST"),
@@ -114,12 +129,6 @@ class SessionRoutes:
         key_id, tenant = (presented(request.headers) or "").split("-")[1:2], tenant_of(request)
         known = await asyncio.to_thread(self._keys.read)
         return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
-
-    async def _client_config(self, _: Request) -> Any:
-        return self._chosen(CLIENT_FLAGS)
-
-    async def _dynamic_config(self, _: Request) -> Any:
-        return {"refresh_interval_sec": REFRESH_S, **self._chosen(DYNAMIC_FLAGS)}
 
     def _chosen(self, flags: Mapping[str, bool]) -> dict[str, bool]:
         """The flags, as this service's options have them."""
@@ -182,10 +191,14 @@ class SessionRoutes:
     async def _info(self, request: Request) -> Any:
         fleet = self._service.fleet
         model = await (await running(fleet.trainer)).info()
+        trainer, *samplers = [
+            {"state": host.state, "pid": host.pid, "restarts": host.restarts}
+            for host in (fleet.trainer, *fleet.samplers)
+        ]
         return {
-            "model": msgspec.to_builtins(model),
-            "engine": _facts_of(fleet.trainer),  # the one that trains
-            "samplers": [_facts_of(host) for host in fleet.samplers],
+            "model": model,
+            "engine": trainer,
+            "samplers": samplers,
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }
@@ -202,9 +215,8 @@ class SessionRoutes:
         run, tenant = request.path_params["run_id"], tenant_of(request)
         found = self._service.checkpoints.all(run, tenant)
         if self._service.models.of_id(run) is None and found:  # nothing is known of it but its checkpoints
-            last = found[-1]
-            base = last.base_model or self._service.base.name
-            return self._run_facts(run, base, tenant, last.lora.rank, last.created_at)
+            base = found[-1].base_model or self._service.base.name
+            return self._run_facts(run, base, tenant, found[-1].lora.rank, found[-1].created_at)
         return self._run(self._service.models.find(run, tenant))
 
     def _project(self, model: Model) -> str | None:
@@ -257,14 +269,6 @@ class SessionRoutes:
         )
         return {"status": "failed", "error": why}
 
-    async def _audit(self, _: Request) -> Any:
-        """Nothing is audited."""
-        return {"entries": []}
-
-    async def _usage(self, _: Request) -> Any:
-        """Nothing is billed."""
-        return {"data": [], "sessions": {}}
-
     async def _storage(self, request: Request) -> Any:
         """What a tenant's checkpoints take, by project."""
         tenant, only = tenant_of(request), request.query_params.get("project_id")
@@ -300,22 +304,24 @@ class SessionRoutes:
         words, name = (body.display_name or "").lower().split(), (session.display_name or "").lower()
         by_name = bool(words) and all(word in name for word in words)
         before = body.cursor
+        statuses = [one for one in body.statuses or () if status is not None and one.type == status.type]
+        by_status = any(one.reasons is None or session.finished in (None, *one.reasons) for one in statuses)
         return (
             # By its id or by its name: with both, either will do; with neither, every session.
             (by_name or session.id == body.session_id or (body.session_id is None and not words))
             and (body.project_ids is None or (session.project_id or NO_PROJECT) in body.project_ids)
             and all(metadata.get(name) == value for name, value in body.user_metadata.items())
             and (owner.type != "user" or session.tenant in owner.owner_urns)
-            and (body.statuses is None or any(_has(status, query) for query in body.statuses))
+            and (body.statuses is None or by_status)
             and (before is None or _place(session) < (before.last_created_at, before.last_session_id))
         )
 
-    def _status(self, session: Session) -> dict[str, Any] | None:
+    def _status(self, session: Session) -> Status | None:
         """None: it has not finished, and nothing was heard of its client for a while."""
         if session.finished is not None:
-            return {"type": "client_finished", "reason": {"type": session.finished}}
+            return Status(type="client_finished", reason={"type": session.finished})
         alive = steady_time() - session.last_seen < self._service.options.silent_s
-        return {"type": "active"} if alive else None
+        return Status(type="active") if alive else None
 
     def _summary(self, session: Session) -> dict[str, Any]:
         runs = self._service.models.of_session(session.id)
@@ -331,16 +337,6 @@ class SessionRoutes:
             "display_name": session.display_name,
             "user_metadata": texts(session.user_metadata),
         }
-
-
-def _facts_of(host: Host[Any]) -> dict[str, Any]:
-    return {"state": host.state, "pid": host.pid, "restarts": host.restarts}
-
-
-def _has(status: dict[str, Any] | None, query: bodies.StatusQuery) -> bool:
-    if status is None or status["type"] != query.type:
-        return False
-    return query.reasons is None or query.type != "client_finished" or status["reason"]["type"] in query.reasons
 
 
 def _place(session: Session) -> tuple[datetime.datetime, str]:

@@ -88,8 +88,8 @@ class TrainingRoutes:
         else:
             assert isinstance(body, bodies.CreateModel | bodies.LoadWeights)  # noqa: S101 - for the type checker
             model, seq = await self._made(body, tenant), 0
-            draws = isinstance(body, bodies.CreateModel) and body.lora_config.seed is None
-            drawn = {"seed": drawn_seed()} if draws else None
+            seedless = isinstance(body, bodies.CreateModel) and body.lora_config.seed is None
+            drawn = {"seed": drawn_seed()} if seedless else None
         key, passed = f"{model.id}/{seq}", body if isinstance(body, PassRequest) else None
         if self._service.futures.known(key) is None:
             model.queue.refuse_if_full(seq)
@@ -124,14 +124,14 @@ class TrainingRoutes:
         most = bodies.SMALL_BYTES
         if kind in PASSES:
             most = bodies.MAX_BODY_BYTES if content_type == bodies.PROTOBUF else bodies.MAX_JSON_BYTES
-        tenant, aside, plain = tenant_of(request), self._threads.run, b""
+        tenant, in_thread, plain = tenant_of(request), self._threads.run, b""
         size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
         try:
-            plain = await aside(tenant, size, lambda: bodies.decompressed(sent, encoding, most))
-            return plain, await aside(tenant, len(plain), lambda: read_request(kind, content_type, plain))
+            plain = await in_thread(tenant, size, lambda: bodies.decompressed(sent, encoding, most))
+            return plain, await in_thread(tenant, len(plain), lambda: read_request(kind, content_type, plain))
         except InvalidData:
-            known = plain or await aside(tenant, size, lambda: bodies.head_of(sent, encoding))
-            address = await aside(tenant, len(known), lambda: address_of(kind, content_type, known))
+            known = plain or await in_thread(tenant, size, lambda: bodies.head_of(sent, encoding))
+            address = await in_thread(tenant, len(known), lambda: address_of(kind, content_type, known))
             if address is not None:
                 await self._service.models.burn(*address, tenant)
             raise

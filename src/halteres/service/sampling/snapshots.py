@@ -67,7 +67,7 @@ class Snapshots:
         self._fleet, self._spill, self._tasks, self._budget = fleet, spill, tasks, budget
         self._held: WeakKeyDictionary[Trains | Samples, OrderedDict[str, Snapshot]] = WeakKeyDictionary()
         """By engine and name, unused for longest first."""
-        self._named: dict[str, Snapshot] = {}  # by tinker:// path
+        self._by_path: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
         self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
         self.bring_back: Callable[[Model, Trains], Awaitable[None]] | None = None
@@ -138,34 +138,34 @@ class Snapshots:
     def name(self, snapshot: Snapshot, path: str, folder: Path, sha256: str | None = None) -> None:
         """The snapshot was saved there."""
         snapshot.path, snapshot.folder, snapshot.sha256 = path, folder, sha256
-        self._named[path] = snapshot
+        self._by_path[path] = snapshot
         if snapshot.model is not None and snapshot.seq is not None:
             self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
 
     def of(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of named weights; it is loaded when it is first used."""
         path, base_model = str(checkpoint.path), checkpoint.base_model
-        if path not in self._named:
+        if path not in self._by_path:
             folder, lora = checkpoint.folder, checkpoint.lora
             snapshot = Snapshot(version=checkpoint.version, base_model=base_model, lora=lora, path=path, folder=folder)
-            self._named[path] = snapshot
-        return self._named[path]
+            self._by_path[path] = snapshot
+        return self._by_path[path]
 
     def forget(self, path: str) -> None:
         """The weights at this path were deleted: whoever samples from them goes on while the engine holds them."""
-        if (deleted := self._named.pop(path, None)) is not None:
+        if (deleted := self._by_path.pop(path, None)) is not None:
             deleted.folder = None
 
     async def rename(self, path: str, to: Checkpoint) -> None:
         """The weights at this path are now at another one, and whoever samples from them goes on there."""
-        if (renamed := self._named.pop(path, None)) is not None:
+        if (renamed := self._by_path.pop(path, None)) is not None:
             async with renamed.turn:  # a load under way ends first: it reads the folder that newer weights will take
                 renamed.path, renamed.folder = str(to.path), to.folder
-            self._named[renamed.path] = renamed
+            self._by_path[renamed.path] = renamed
 
     async def detach(self, path: str) -> None:
         """The weights at this path are about to be replaced: samplers made before keep theirs, in a folder of links."""
-        replaced = self._named.pop(path, None)
+        replaced = self._by_path.pop(path, None)
         if replaced is not None and replaced.folder is not None:
             links = self._spill / replaced.name
             async with replaced.turn:  # a load of them that is under way ends first
@@ -235,14 +235,11 @@ class Snapshots:
         """The engine has it now; those unused for longest make room for it."""
         snapshot.engines[engine] = 0
         self._touch(snapshot, engine)
-        held = self._held[engine]
-        excess = sum(self._budget.snapshot(one.lora) for one in held.values()) - self._budget.of_kind
-        for idle in [one for one in held.values() if not one.engines.get(engine) and one is not snapshot]:
-            if excess <= 0:
-                return
-            excess -= self._budget.snapshot(idle.lora)
-            del held[idle.name]
-            self._tasks.create_task(self._remove(idle, engine), name="snapshot removal")
+        idle = self._budget.evict(
+            self._held[engine], lambda one: not one.engines.get(engine) and one is not snapshot, trained=False
+        )
+        for one in idle:
+            self._tasks.create_task(self._remove(one, engine), name="snapshot removal")
 
     def _touch(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         held = self._held.setdefault(engine, OrderedDict())
