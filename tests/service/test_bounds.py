@@ -275,5 +275,5 @@ async def test_a_journal_that_has_grown_large_keeps_settled_requests_for_a_minut
         assert (await scene.ask("/generate", text="Hi"))[0] == 200
         await scene.service.journal.flush()
         for later_s, rows in ((30, 1), (90, kept)):
-            await scene.service.reaper.reap(time.time() + later_s)
+            await scene.service.reap(time.time() + later_s)
             assert len(scene.rows("SELECT id FROM requests")) == rows

@@ -221,7 +221,7 @@ async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_loo
     with pytest.raises(NotFound):
         scene.service.checkpoints.find(path, LOCAL)
     assert list(await listed(rest, training.model_id)) == ["weights/b"]
-    await scene.service.reaper.reap(later)
+    await scene.service.reap(later)
     assert not folder.exists()
     assert scene.rows("SELECT path FROM checkpoints") == [(stays,)]
 
@@ -233,7 +233,7 @@ async def test_the_name_of_an_expired_checkpoint_is_free_before_anybody_looked(
     later = time.time() + SHORTEST_S + 1
     monkeypatch.setattr("halteres.service.checkpoints.time.time", lambda: later)
     assert (await training.save_state("a")).path == path
-    await scene.service.reaper.reap(later)
+    await scene.service.reap(later)
     assert scene.service.checkpoints.find(path, LOCAL).folder.is_dir()
 
 

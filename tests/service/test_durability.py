@@ -286,7 +286,7 @@ async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(t
             await scene.redeem(await stepped(scene, model, seq + 1))
         last = await passed(scene, model, 5)
         await scene.redeem(last)
-        await scene.service.reaper.reap(time.time() + 60)
+        await scene.service.reap(time.time() + 60)
         assert [seq for (seq,) in scene.rows("SELECT seq FROM requests")] == [5]
         assert [place.name for place in (tmp_path / "points").glob("*/*")] == ["4"]
     async with serving(tmp_path, options) as scene:
@@ -300,14 +300,14 @@ async def test_a_wall_clock_that_jumps_by_days_takes_no_restore_point_from_a_liv
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
         await scene.redeem(await stepped(scene, model, 2))
-        looks, reap = 0, scene.service.reaper.reap
+        looks, reap = 0, scene.service.reap
 
         async def counted(now: float) -> None:
             nonlocal looks
             await reap(now)
             looks += 1
 
-        monkeypatch.setattr(scene.service.reaper, "reap", counted)
+        monkeypatch.setattr(scene.service, "reap", counted)
         ahead = time.time() + 2 * 86400
         monkeypatch.setattr(time, "time", lambda: ahead)
         await until(lambda: looks > 2)
@@ -325,7 +325,7 @@ async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgot
         found = scene.service.models.of_id(model)
         assert found is not None
         await until(lambda: found.queue.idle)
-        await scene.service.reaper.reap(time.time() + 3 * 86400)
+        await scene.service.reap(time.time() + 3 * 86400)
         await scene.redeem(await passed(scene, model, 3))
         assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
 
@@ -340,7 +340,7 @@ async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so
         assert found is not None
         await until(lambda: found.queue.idle)
         for _ in range(2):  # it leaves the engine, then it is forgotten
-            await scene.service.reaper.reap(time.time() + 3 * 86400)
+            await scene.service.reap(time.time() + 3 * 86400)
         assert scene.rows("SELECT seq FROM requests") == []
         assert not list((tmp_path / "points").glob("*/*"))
         assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 3)))["error"]
@@ -469,7 +469,7 @@ async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole
         for days in (3, 6):
             await until(lambda: found.queue.idle)
             for _ in range(2):
-                await scene.service.reaper.reap(time.time() + days * 86400)
+                await scene.service.reap(time.time() + days * 86400)
             seq = 2 if days == 3 else 5
             if days == 3:
                 load = {"model_id": model, "seq_id": seq, "path": path, "optimizer": True}
@@ -485,7 +485,7 @@ async def test_a_training_run_in_use_keeps_its_adapter_though_its_session_says_n
         await scene.redeem(await passed(scene, model, 1))
         session = scene.service.sessions.of_model(model.split(":")[0])
         session.last_seen -= 1000
-        await scene.service.reaper.reap(time.time())
+        await scene.service.reap(time.time())
         assert (await scene.redeem(await stepped(scene, model, 2)))["metrics"]["policy_version:max"] == 1
         assert scene.engine.calls["drop"] == 1  # before it was made
 
@@ -499,7 +499,7 @@ async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(
         save = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
         await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
         await until(lambda: found.queue.idle)
-        await scene.service.reaper.reap(time.time() + 10)
+        await scene.service.reap(time.time() + 10)
         assert scene.rows("SELECT seq FROM requests") == []
 
 
@@ -528,7 +528,7 @@ async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_
         await until(lambda: found.queue.idle)
         assert list((tmp_path / "spill").iterdir())
         for _ in range(2):
-            await scene.service.reaper.reap(time.time() + 3 * 86400)
+            await scene.service.reap(time.time() + 3 * 86400)
         assert not list((tmp_path / "spill").iterdir())
         assert scene.rows("SELECT count(*) FROM samplers") == [(0,)]
 

@@ -13,6 +13,7 @@ from tinker import types
 from halteres.errors import NotReady, ServerError
 from halteres.service.durable.journal import Entry
 from halteres.service.keys import LOCAL
+from halteres.service.training_runs import Session
 
 from .scenes import DATA, STEP, Scene, datum, prompt, trainer
 from .test_order import PROTO, pass_body
@@ -75,17 +76,21 @@ async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(sc
     assert (scene.service.state / "journal.sqlite").stat().st_mode & 0o077 == 0
 
 
-async def test_requests_that_come_commit_share_commits(scene: Scene) -> None:
+def nobodys() -> Session:
+    return Session(tenant=LOCAL, tags=[], user_metadata={})
+
+
+async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
     commits = 0
-    together = scene.service.journal._commit
+    commit = scene.service.journal._commit
 
     def counted(group: list) -> list:
         nonlocal commits
         commits += 1
-        return together(group)
+        return commit(group)
 
     scene.service.journal._commit = counted  # type: ignore[method-assign]
-    await asyncio.gather(*(scene.service.sessions.create(LOCAL, {}, []) for _ in range(50)))
+    await asyncio.gather(*(scene.service.sessions.add(nobodys()) for _ in range(50)))
     assert commits <= 2
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]
 
@@ -95,12 +100,14 @@ async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(
         raise ValueError("unforeseen")
 
     async with asyncio.timeout(WAIT_S):
-        failed, session = await asyncio.gather(
-            scene.service.journal.transact(broken), scene.service.sessions.create(LOCAL, {}, []), return_exceptions=True
+        failed, _ = await asyncio.gather(
+            scene.service.journal.transact(broken),
+            scene.service.sessions.add(session := nobodys()),
+            return_exceptions=True,
         )
     assert isinstance(failed, ServerError)
     assert "unforeseen" in failed.sentence
-    assert scene.rows("SELECT id FROM sessions") == [(session.id,)]  # type: ignore[union-attr]
+    assert scene.rows("SELECT id FROM sessions") == [(session.id,)]
 
 
 async def test_a_repetition_that_comes_while_the_first_cannot_be_recorded_is_recorded_for_itself(scene: Scene) -> None:

@@ -33,16 +33,8 @@ from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.shape import ModelShape, read_shape, weight_files
 
 TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
+    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt"),
+    *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
 )
 _MARK = "halteres.json"
 LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
@@ -106,7 +98,7 @@ class HubCache:
                 shutil.rmtree(entry / "snapshots" / mark.commit, ignore_errors=True)
                 (entry / "refs" / "main").unlink(missing_ok=True)
                 (entry / _MARK).unlink()
-                if not _holds_snapshots(entry):
+                if not any((entry / "snapshots").glob("*")):
                     shutil.rmtree(entry)
             elif model in mark.models:
                 _write_mark(entry, mark.commit, mark.models - {model})
@@ -165,11 +157,7 @@ def _write_mark(entry: Path, commit: str, models: Collection[str]) -> None:
 
 
 def _is_foreign(entry: Path) -> bool:
-    return _holds_snapshots(entry) and _read_mark(entry) is None
-
-
-def _holds_snapshots(entry: Path) -> bool:
-    return any((entry / "snapshots").glob("*"))
+    return any((entry / "snapshots").glob("*")) and _read_mark(entry) is None
 
 
 def _reference(entry: Path) -> str | None:
@@ -204,9 +192,8 @@ class ModelStore:
             copy: whether its files are copied, so that the folder may go.
 
         Raises:
-            UserError: the folder holds no whole model of a family that the engine computes, or the name cannot be.
+            UserError: the folder holds no whole model that can be served, or the name cannot be.
             Conflict: another model has that name, here or in the Hugging Face cache.
-            ServerError: a place cannot be written.
         """
         name, shape = checked_name(name), checked_model(source)
         self._check_place(name, source)
@@ -231,11 +218,8 @@ class ModelStore:
         return RegisteredModel(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
 
     def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:
-        """Put a model in the store that is written for it, into an empty folder: whole, or not at all.
-
-        Raises:
-            UserError, Conflict, ServerError: as `add` does, and whatever `write` raises.
-        """
+        """Put a model in the store that is written for it, into an empty folder: whole, or not at all. Raises as `add`,
+        and as `write`."""
         place = self.folder / checked_name(name)
         self._check_place(name, None)
         for left in place.parent.glob(f".{place.name}.*"):  # by a process that was killed while it wrote
@@ -256,13 +240,8 @@ class ModelStore:
         return self.add(place, name)
 
     def remove(self, name: str) -> None:
-        """Take a model out of the store: its link or copy, and what it has in the Hugging Face cache.
-
-        Raises:
-            NotFound: nothing of this name is registered.
-            Conflict: the folder was put there by hand.
-            ServerError: a place cannot be written.
-        """
+        """Take a model out of the store: its link or copy, and what it has in the Hugging Face cache. NotFound where
+        nothing of this name is registered, Conflict where the folder was put there by hand."""
         place = self.folder / checked_name(name)
         if not self._is_registered(name) and place.is_dir():
             raise Conflict(
@@ -299,21 +278,19 @@ class ModelStore:
         """That the name means nothing yet, or this folder."""
         place = self.folder / name
         there = builtin_path(name) or (place if place.exists() else None)
-        why = ""
         if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):
             why = f"{place.parent} is a model itself."
         elif there is not None and (source is None or there.resolve() != source.resolve()):
             why = f"That is the model in {there.resolve()}."
-        if why:
-            next = f"Run `halteres models remove {name}` first, or give another name with --as."
-            raise Conflict(f"The name '{name}' is taken.", why, next)
+        else:
+            return
+        next = f"Run `halteres models remove {name}` first, or give another name with --as."
+        raise Conflict(f"The name '{name}' is taken.", why, next)
 
 
 def checked_name(name: str) -> str:
-    """The name, if it is of the hub's form: 'name' or 'organisation/name'. UserError if it is not.
-
-    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one.
-    """
+    """The name, if it is of the hub's form: 'name' or 'organisation/name', UserError if it is not. Source:
+    huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one."""
     if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
         raise UserError(
             f"A model cannot be called '{name}'.",

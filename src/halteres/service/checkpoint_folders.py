@@ -171,15 +171,9 @@ def read_card(path: TinkerPath, folder: Path) -> Card | None:
 
 
 def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, tenant: Tenant = LOCAL) -> TinkerPath:
-    """Copy a PEFT folder into a service's state directory, also while the service runs; returns the path it has from
-    now on. Of our own checkpoints the optimiser comes along.
-
-    Raises:
-        NotFound: it is no PEFT folder.
-        InvalidData: it asks for what this service does not compute, or the name cannot be one.
-        Conflict: the name is taken.
-        ServerError: the state directory cannot be written.
-    """
+    """Copy a PEFT folder into a service's state directory, also while the service runs; returns its path from now on.
+    Of our own checkpoints the optimiser comes along. NotFound where it is no PEFT folder, InvalidData where this
+    service cannot compute it, Conflict where the name is taken."""
     path = TinkerPath(checked_run(run), "weights", checked_name(name))
     check_adapter(folder)
     version = 0  # of a foreign adapter
@@ -218,11 +212,8 @@ def check_adapter(folder: Path) -> None:
 
 
 def copy_adapter(source: Path, target: Path, *, for_tinker: Path | None = None) -> None:
-    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang.
-
-    Args:
-        for_tinker: a base model, so that tinker-cookbook finds each weight in its files.
-    """
+    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang; or `for_tinker`, a base
+    model in whose files tinker-cookbook is to find each weight."""
     old, new = (_HEAD, _TINKER_HEAD) if for_tinker and not has_own_head(for_tinker) else (_TINKER_HEAD, _HEAD)
     check_adapter(source)
     shutil.copyfile(source / CONFIG, target / CONFIG)

@@ -180,11 +180,8 @@ class Checkpoints:
         return next((one for one in self.all(tenant=tenant) if one.request_id == request_id), None)
 
     def at(self, path: str) -> Checkpoint | None:
-        """The checkpoint at a path, whoever asks.
-
-        Folders that no journal lists were copied here from another service's state, or put here while the service runs.
-        They belong to the tenant that `checkpoint.json` names, else to the one tenant of a service without keys.
-        """
+        """The checkpoint at a path, whoever asks. A folder that no journal lists was put here meanwhile, or copied from
+        another state: it belongs to the tenant that its card names, else to the one of a service without keys."""
         found = self._known.get(path)
         if found is None:
             parsed = parse(path)
@@ -217,12 +214,8 @@ class Checkpoints:
         ttl_s: int | None = None,
         request_id: str | None = None,
     ) -> TinkerPath:
-        """Where a new checkpoint goes. What an earlier attempt of the request that makes it left is no obstacle.
-
-        Raises:
-            Conflict: the name is taken, by weights that `keep` gives no other name.
-            LimitReached: the tenant has no room for it.
-        """
+        """Where a new checkpoint goes, whatever an earlier attempt of the same request left there. Conflict where the
+        name is taken by weights that `keep` gives no other name, LimitReached where the tenant has no room."""
         path = TinkerPath(run, kind, checked_name(name))
         checked_ttl(ttl_s)
         known = self._known.get(str(path))

@@ -233,13 +233,8 @@ class CustomLosses:
             self._add(row["session_id"], row["id"], msgspec.convert(row["loss"], CustomLoss))
 
     async def create(self, session_id: str, seq: int, name: str, inputs: object, graph: object) -> str:
-        """Check and record a graph as it came: inputs `[{"name": ..., "rank": ...}, ...]`, graph `{"format": 1,
-        "nodes": [...]}`; returns its id, for a repeated sequence number the first one's.
-
-        Raises:
-            InvalidData: the graph holds what is not allowed; the message names node and target.
-            UserError: the session has too many.
-        """
+        """Check and record a graph as it came, and its inputs `[{"name": ..., "rank": ...}, ...]`; returns its id, for
+        a repeated sequence number the first one's. InvalidData names the node that is not allowed."""
         loss_id = f"{session_id}:loss:{seq}"
         if (session_id, loss_id) in self._known:
             return loss_id
@@ -334,17 +329,9 @@ class Adapters:
         snapshots.bring_back = self.bring_back
 
     async def run(self, model: Model, call: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
-        """The result of a call of the engine that holds the adapter, which is brought back where it is lost; where the
-        engine dies under it, it is called again with the next one.
-
-        Args:
-            made_here: `call` makes or replaces the adapter: it need not be there before.
-
-        Raises:
-            EngineDied: engines keep dying under this one request.
-            NotReady: no engine is running.
-            AdapterLost: it cannot be brought back.
-        """
+        """The result of a call of the engine that holds the adapter, which is brought back where it is lost
+        (AdapterLost where it cannot be); raises as `failover_engines`, which calls again with the next engine.
+        `made_here`: the call makes or replaces the adapter, which need not be there before."""
 
         async def attempt(engine: Trains) -> T:
             async with model.placement.turn:

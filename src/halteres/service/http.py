@@ -146,11 +146,8 @@ _SHAPES = (
 
 
 def refusal_at(path: str, error: HalteresError, *, routed: bool = False) -> Response:
-    """The answer to a request for this path, in the shape that its clients read.
-
-    Args:
-        routed: a route answers so; otherwise nobody knows whose client asked, and each shape has the detail beside.
-    """
+    """The answer to a request for this path, in the shape that its clients read. Where no route answers so, nobody
+    knows whose client asked, and each shape has the detail beside."""
     shape = next((shape for paths, shape in _SHAPES if paths.match(path)), None)
     body = as_http(error) if shape is None else shape(error)
     if shape is not None and not routed:
@@ -222,11 +219,7 @@ class Meter:
     @contextmanager
     def body(self, tenant: Tenant, announced: int) -> Iterator[Callable[[int], None]]:
         """Count one request's body while the block runs; it yields what is called with the bytes of each piece.
-
-        Raises:
-            TooLarge: it has, or announces, more bytes than it may have.
-            Overloaded: this tenant sends more at once than it may.
-        """
+        TooLarge where it has, or announces, too many bytes; Overloaded where this tenant sends too much at once."""
         limits, size = self._allowances.of(tenant), 0
 
         def add(more: int, announced: int = 0) -> None:

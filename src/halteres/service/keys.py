@@ -192,13 +192,9 @@ class KeyRefused(UserError):
 
 
 class Keys:
-    """The keys as a running service knows them: every request looks whether the file is still the same.
-
-    A service that required keys once goes on requiring them, also when the file is gone: what is lost opens nothing.
-
-    Args:
-        own: a key that is in no file; who brings it is the tenant of a service without keys.
-    """
+    """The keys as a running service knows them: every request looks whether the file is still the same. One that
+    required keys once goes on requiring them, also when the file is gone. `own` is a key that is in no file; who brings
+    it is the tenant of a service without keys."""
 
     def __init__(self, state: Path, *, required: bool = False, own: str | None = None) -> None:
         self._file, self._required, self._own = KeyFile(state), required or own is not None, own

@@ -77,13 +77,9 @@ class Limits:
             raise Overloaded(what, why, "Wait a second and send it again.")
 
     def check_waiting(self, size: int, *, is_next: bool = False) -> None:
-        """Raise Overloaded if no further request can be taken beside those that wait for their turn.
-
-        Args:
-            size: bytes of those that wait.
-            is_next: others wait for this one. It is let in up to twice the limit: what is above the limit is being
-                executed, so it is let in some time.
-        """
+        """Raise Overloaded if no further request can be taken beside those that wait, of `size` bytes. One that others
+        wait for is let in up to twice the limit: what is above the limit is being executed, so it is let in some
+        time."""
         most = 2 * max(self.waiting_bytes, MAX_BODY_BYTES) if is_next else self.waiting_bytes
         if size >= most:
             why = f"{size_text(most)} are the limit."

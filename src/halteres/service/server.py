@@ -274,11 +274,8 @@ class ServiceServer(Server):
 async def serve(
     state: Path, base: BaseModel, fleet: Fleet, bound: socket.socket, options: Options, tls: Tls | None = None
 ) -> None:
-    """Serve until a signal comes, or the engine cannot be started.
-
-    Raises:
-        HalteresError: the state directory is taken, or the engine cannot be started or named.
-    """
+    """Serve until a signal comes; raises where the state directory is taken, or the engine cannot be started or
+    named."""
     with locked(state):
         async with opened(state, base, fleet, options) as service:
             server = ServiceServer(service, tls)

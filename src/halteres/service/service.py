@@ -25,7 +25,7 @@ from halteres.process import steady_time
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
-from halteres.service.durable.journal import FILE, Journal, Recorded
+from halteres.service.durable.journal import FILE, Journal
 from halteres.service.execution import Adapters, CustomLosses, Training
 from halteres.service.fleet import Fleet
 from halteres.service.keys import Tenant
@@ -98,7 +98,6 @@ class Service:
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
         self.models = Models(journal, self.futures, tasks, training)
-        self.reaper = Reaper(self)
 
     def refuse_session(self, tenant: Tenant) -> None:
         """Raise LimitReached if a tenant has as many sessions as it may have."""
@@ -128,28 +127,20 @@ class Service:
         known = self.sessions.all(tenant)
         return {session.id for session in known if session.finished is None and session.last_seen >= oldest}
 
-
-class Reaper:
-    """Looks again and again for what has ended."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def reap_for_ever(self) -> None:
+        """Look again and again for what has ended, until cancelled."""
         while True:
-            await asyncio.sleep(self._service.options.reap_s)
+            await asyncio.sleep(self.options.reap_s)
             await self.reap(steady_time())
 
     async def reap(self, now: float) -> None:
         """One look; what cannot be cleared away now stays until the next."""
-        service, options, journal = self._service, self._service.options, self._service.journal
 
         async def forget_requests(now: float) -> None:
-            full = await journal.used_bytes() > options.journal_bytes
-            await journal.forget(now - (FULL_KEEP_S if full else options.keep_requests_s))
+            full = await self.journal.used_bytes() > self.options.journal_bytes
+            await self.journal.forget(now - (FULL_KEEP_S if full else self.options.keep_requests_s))
 
-        for clear in (service.checkpoints.expire, self._clear_adapters, forget_requests):
+        for clear in (self.checkpoints.expire, self._clear_adapters, forget_requests):
             try:
                 with boundary(ServerError, "Clearing away"):
                     await clear(now)
@@ -157,52 +148,46 @@ class Reaper:
                 log.warning("What has ended could not be cleared away: %s", error)
 
     async def _clear_adapters(self, now: float) -> None:
-        service = self._service
-        for session in service.sessions.all():
-            for model in service.models.of_session(session.id):
+        for session in self.sessions.all():
+            for model in self.models.of_session(session.id):
                 silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
                 # An adapter that leaves now is forgotten in a later look: a client may have been held as we were.
                 if model.placement.engine is not None:
-                    if session.finished is not None or silent_s > service.options.silent_s:
-                        await service.adapters.unload(model)
-                elif silent_s > service.options.keep_points_s:
-                    await service.adapters.forget(model)
-                    await service.samplers.forget(model)
+                    if session.finished is not None or silent_s > self.options.silent_s:
+                        await self.adapters.unload(model)
+                elif silent_s > self.options.keep_points_s:
+                    await self.adapters.forget(model)
+                    await self.samplers.forget(model)
 
     async def retire(self, session: Session) -> None:
         """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
-        for model in self._service.models.of_session(session.id):
-            await self._service.adapters.unload(model)
+        for model in self.models.of_session(session.id):
+            await self.adapters.unload(model)
 
-
-async def recover(service: Service) -> None:
-    """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
-    futures = service.futures
-    rows = await service.journal.left_open()
-    for row in rows:
-        if row.kind == GENERATE:
-            futures.settle(futures.adopt(row), LOST_SAMPLE)
-        elif row.kind == SAMPLE:
-            await service.samples.redraw(row)
-        elif row.kind in AT_ONCE:
-            futures.settle(futures.adopt(row), outcome_of_earlier(row))
-        else:
-            _into_queue(service, row)
-    if rows:
-        log.info("%d requests that were open are taken up again.", len(rows))
-
-
-def _into_queue(service: Service, row: Recorded) -> None:
-    future = service.futures.adopt(row)
-    try:
-        model = service.models.of_id(row.subject)
-        if model is None or row.seq is None:
-            raise NotFound(f"There is no training run '{row.subject}' here.", next="Make a new training client.")
-        request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
-    except HalteresError as error:
-        service.futures.settle(future, failure(error))
-    else:
-        model.queue.put(Job(model, request, future))
+    async def recover(self) -> None:
+        """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
+        rows = await self.journal.left_open()
+        for row in rows:
+            if row.kind == SAMPLE:
+                await self.samples.redraw(row)
+                continue
+            future = self.futures.adopt(row)
+            try:
+                if row.kind == GENERATE:
+                    self.futures.settle(future, LOST_SAMPLE)
+                elif row.kind in AT_ONCE:
+                    self.futures.settle(future, outcome_of_earlier(row))
+                elif (model := self.models.of_id(row.subject)) is None or row.seq is None:
+                    raise NotFound(
+                        f"There is no training run '{row.subject}' here.", next="Make a new training client."
+                    )
+                else:
+                    request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
+                    model.queue.put(Job(model, request, future))
+            except HalteresError as error:
+                self.futures.settle(future, failure(error))
+        if rows:
+            log.info("%d requests that were open are taken up again.", len(rows))
 
 
 @contextmanager
@@ -229,10 +214,8 @@ def locked(state: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | None = None) -> AsyncIterator[Service]:
-    """A service over engines that somebody starts; when the block ends they are stopped.
-
-    What is open then stays accepted in the journal: the next service on this state goes on with it.
-    """
+    """A service over engines that somebody starts; when the block ends they are stopped, and what is open stays
+    accepted in the journal: the next service on this state goes on with it."""
     journal = Journal(state / FILE)
     await journal.open()
     try:
@@ -243,8 +226,8 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
             await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
-            await recover(service)
-            reaping = tasks.create_task(service.reaper.run(), name="reaper")
+            await service.recover()
+            reaping = tasks.create_task(service.reap_for_ever(), name="reaper")
             try:
                 yield service
             finally:

@@ -36,14 +36,14 @@ RUN_KEY = "halteres_run"
 class Session:
     """One client."""
 
-    id: str
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
     tenant: Tenant
     tags: list[str]
     user_metadata: dict[str, Any]
     project_id: str | None = None
     display_name: str | None = None
-    created_at: float  # unix s
-    last_seen: float  # unix s
+    created_at: float = field(default_factory=steady_time)  # unix s
+    last_seen: float = field(default_factory=steady_time)  # unix s; nobody can be heard while no service runs
     finished: str | None = None  # success, errored or interrupted
     finished_at: float | None = None  # unix s
 
@@ -63,33 +63,13 @@ class Sessions:
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
-        now = steady_time()  # nobody could be heard meanwhile
         for row in await self._journal.rows(SESSIONS):
-            self._known[row["id"]] = Session(**row, last_seen=now)
+            self._known[row["id"]] = Session(**row)
 
-    async def create(
-        self,
-        tenant: Tenant,
-        user_metadata: dict[str, Any],
-        tags: list[str],
-        project_id: str | None = None,
-        display_name: str | None = None,
-    ) -> Session:
-        """A new session."""
-        now = steady_time()
-        session = Session(
-            id=str(uuid.uuid4()),
-            tenant=tenant,
-            tags=tags,
-            user_metadata=user_metadata,
-            project_id=project_id,
-            display_name=display_name,
-            created_at=now,
-            last_seen=now,
-        )
+    async def add(self, session: Session) -> None:
+        """Record a new session."""
         await self._journal.put(SESSIONS, session)
         self._known[session.id] = session
-        return session
 
     def find(self, session_id: str, tenant: Tenant) -> Session:
         """The session of this id, seen now."""
@@ -157,8 +137,8 @@ class Model:
     queue: RequestQueue
     lora: LoraConfig | None = None  # None until it is made
     user_metadata: dict[str, Any] = field(default_factory=dict)
-    created_at: float  # unix s
-    last_request_at: float  # unix s
+    created_at: float = field(default_factory=steady_time)  # unix s
+    last_request_at: float = field(default_factory=steady_time)  # unix s
     placement: Placement = field(default_factory=Placement)
     stand_in_announced: bool = False  # its client and the log have read that stable_reinforce is ours here
 
@@ -318,7 +298,7 @@ class Models:
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
             queue = RequestQueue(self._futures, self._tasks, self._work, next_seq)
             placement = Placement(point=point, forgotten=covered == EVERY_SEQ)
-            self._enter(Model(**row, lora=lora, queue=queue, last_request_at=steady_time(), placement=placement))
+            self._enter(Model(**row, lora=lora, queue=queue, placement=placement))
         for run, seq in burnt:
             if run in self._known:
                 self._known[run].queue.burn(seq)
@@ -354,16 +334,14 @@ class Models:
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
-            now = steady_time()
+            queue = RequestQueue(self._futures, self._tasks, self._work)
             model = Model(
                 id=model_id,
                 session_id=session_id,
                 tenant=tenant,
                 base_model=base_model,
-                queue=RequestQueue(self._futures, self._tasks, self._work),
+                queue=queue,
                 user_metadata=user_metadata,
-                created_at=now,
-                last_request_at=now,
             )
             await record(self._journal, model)
             if model_id not in self._known:  # a repetition may have been faster

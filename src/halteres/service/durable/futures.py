@@ -236,12 +236,8 @@ class Futures:
         self, sampler: str, clone: int, cursor: int, hold_s: float
     ) -> tuple[list[Completion], int]:
         """Which samples of a sampling session's client were settled after a cursor, and the cursor after that; waits up
-        to `hold_s` while there is none. What has left the memory, the journal knows.
-
-        Args:
-            cursor: of the answer before; 0 means from the beginning. So does one of an earlier life whose clock was
-                ahead: a client ignores what it knows already.
-        """
+        to `hold_s` while there is none. A cursor of 0, or of an earlier life whose clock was ahead, means from the
+        beginning: a client ignores what it knows already."""
         ends = asyncio.get_running_loop().time() + hold_s
         if cursor > _cursor_of(self._last_at):
             cursor = 0

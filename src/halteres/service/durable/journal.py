@@ -255,12 +255,8 @@ class Journal:
     # Any table
 
     async def transact(self, run: Callable[[Connection], T]) -> T:
-        """Run `run` in the next transaction; returns once it is committed.
-
-        Raises:
-            NotReady: the file cannot be written; nothing of this call is in it.
-            ServerError: `run` itself failed; nothing of it is in the file.
-        """
+        """Run `run` in the next transaction; returns once it is committed. NotReady where the file cannot be written,
+        ServerError where `run` itself fails: nothing of it is in the file then."""
         return await self._submit(run)
 
     async def change(self, statement: Executable) -> None:

@@ -250,16 +250,9 @@ class Inference:
         return self._longest
 
     def weights(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
-        """The weights that a name means. Below a run's URL, what is neither a path nor the base model means the run.
-
-        Args:
-            version: of a run: these weights, not its newest.
-
-        Raises:
-            NotFound: nothing has this name.
-            NotReady: the run has not published that yet.
-            SnapshotLost: weights of that version are no longer kept.
-        """
+        """The weights that a name means. Below a run's URL, what is neither a path nor the base model means the run, at
+        this policy version or its newest. NotFound where nothing has this name, NotReady where the run has not
+        published that yet, SnapshotLost where it is no longer kept."""
         if model is not None and SCHEME in model:
             base, _, path = model.rpartition(";")
             if base:
@@ -297,12 +290,7 @@ class Inference:
     # Answers
 
     async def write(self, request: InferenceRequest, shape: Callable[[list[Output]], T]) -> T:
-        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made in a thread.
-
-        Raises:
-            InvalidData: a prompt or a parameter cannot be used.
-            Overloaded: too much is under way.
-        """
+        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made in a thread."""
         seed, n = self._checked(request, MAX_SCORES), request.sampling.n
 
         def outputs(at: int, result: SampleResult) -> list[Output]:
@@ -332,10 +320,8 @@ class Inference:
             )
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
-        """The same, in pieces as they are sampled; whoever stops reading frees the rows.
-
-        Where the prompt is scored, the first piece holds the whole answer.
-        """
+        """The same, in pieces as they are sampled (in one where the prompt is scored); whoever stops reading frees the
+        rows."""
         seed, n = self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
@@ -467,14 +453,8 @@ class BestOf:
     async def chosen(
         self, outputs: list[Output], count: int, reward_model: str | None, text_of: Callable[[Output], Scorable]
     ) -> list[Output]:
-        """So many sequences of each prompt, the best first; one that could not be scored comes behind all that could.
-
-        Args:
-            reward_model: None: the mean log-probability of a token is the score.
-
-        Raises:
-            NotReady: the reward model could not be asked, or scored no sequence at all.
-        """
+        """So many sequences of each prompt, the best first, by a reward model's score or else the mean log-probability
+        of a token; one that could not be scored comes behind all that could. NotReady where none could."""
         values: list[float | None] = [
             math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens) if one.tokens else None
             for one in outputs

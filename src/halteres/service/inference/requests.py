@@ -97,11 +97,8 @@ class Prompt:
 
     @staticmethod
     def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
-        """A text, of at most so many characters, or tokens.
-
-        Args:
-            special: whether a text gets the tokens that begin and end one; None: unless it begins so already.
-        """
+        """A text, of at most so many characters, or tokens. `special`: whether a text gets the tokens that begin and
+        end one; None: unless it begins so already."""
         if not isinstance(given, str):
             return Prompt(tokens=given)
         if len(given) > longest:

@@ -38,7 +38,7 @@ from halteres.service.checkpoints import Checkpoint
 from halteres.service.http import SIGNED, body_of, page_of, read_body, route, timestamp
 from halteres.service.keys import Tenant, tenant_of
 from halteres.service.service import Service
-from halteres.service.training_runs import Model, model_id_of, record
+from halteres.service.training_runs import Model, Session, model_id_of, record
 from halteres.service.wire import bodies
 
 RUN = "/api/v1/training_runs/{run_id}"
@@ -167,7 +167,9 @@ class CheckpointRoutes:
         if body.session_id is not None and body.model_seq_id is not None:
             session, seq = sessions.find(body.session_id, tenant), body.model_seq_id
         elif body.destination_project_id is not None:
-            session, seq = await sessions.create(tenant, {}, ["copy_weights"], body.destination_project_id), 0
+            project = body.destination_project_id
+            session, seq = Session(tenant=tenant, tags=["copy_weights"], user_metadata={}, project_id=project), 0
+            await sessions.add(session)
             sessions.finish(session, "success")
         else:
             raise InvalidData(

@@ -157,9 +157,14 @@ class SessionRoutes:
     async def _create_session(self, request: Request) -> Any:
         body, tenant = await read_body(request, bodies.CreateSession), tenant_of(request)
         self._service.refuse_session(tenant)
-        session = await self._service.sessions.create(
-            tenant, body.user_metadata, body.tags, body.project_id, body.display_name
+        session = Session(
+            tenant=tenant,
+            tags=body.tags,
+            user_metadata=body.user_metadata,
+            project_id=body.project_id,
+            display_name=body.display_name,
         )
+        await self._service.sessions.add(session)
         base = self._service.base
         message = (
             f"Halteres {halteres.__version__} serves '{base.name}'; its tokenizer is in {base.folder}. Set"
@@ -181,7 +186,7 @@ class SessionRoutes:
         """The session's adapters leave the engine."""
         body, session = await read_body(request, bodies.Finish), self._session_in(request)
         self._service.sessions.finish(session, body.reason.type)
-        await self._service.reaper.retire(session)
+        await self._service.retire(session)
 
     async def _telemetry(self, request: Request) -> Any:
         """Accepted, and not kept."""

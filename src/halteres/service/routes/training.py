@@ -209,10 +209,8 @@ class TrainingRoutes:
         return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
 
     async def _join_sampling_session(self, request: HttpRequest) -> Any:
-        """A number for a copy of a sampling client, drawn so that no two copies share one.
-
-        Drawn rather than counted: a copy that an earlier life of the service knew may not have sent anything yet.
-        """
+        """A number for a copy of a sampling client. It is drawn, not counted: a copy that an earlier life of the
+        service knew may not have sent anything yet."""
         sampler = bodies.read_field(await body_of(request), "sampling_session_id")
         self._service.samplers.find(sampler, tenant_of(request))
         return {"type": "join_sampling_session", "client_counter": 1 + secrets.randbelow(MAX_CLIENTS - 1)}

@@ -198,11 +198,8 @@ class Samplers:
         self._remember(session, snapshot)
 
     def _remember(self, session: Session, snapshot: Snapshot) -> None:
-        """These weights can be asked for by their version: a deterministic run samples by older ones than the newest.
-
-        The version is name enough. It counts optimiser steps, so that weights that are published again unchanged,
-        because a batch taught nothing, have the same one, and a resumed run goes on with those of its checkpoint.
-        """
+        """These weights can be named by their version: a deterministic run samples by older ones than the newest. It
+        counts optimiser steps: weights that are published again unchanged have the same one."""
         if session.run:
             versions = self._versions.setdefault((session.tenant, session.run), {})
             versions[snapshot.version] = snapshot
@@ -210,12 +207,8 @@ class Samplers:
                 del versions[min(versions)]
 
     def policy(self, run: str, tenant: Tenant, version: int | None = None) -> Snapshot:
-        """The newest snapshot of a run, or that of a version.
-
-        Raises:
-            NotReady: it was not published yet.
-            SnapshotLost: it was, and many newer ones took its place.
-        """
+        """The newest snapshot of a run, or that of a version; NotReady where it was not published yet, SnapshotLost
+        where it was, and many newer ones took its place."""
         if (snapshot := self._policies.get((tenant, run))) is None:
             raise NotReady(
                 f"The run '{shortened(run)}' has no weights to sample from.",

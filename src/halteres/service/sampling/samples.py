@@ -159,10 +159,8 @@ class Samples:
                 return await with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
     async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
-        """As `draw`, sent while it is written; a reader that goes away frees the rows.
-
-        The places are held until the rows are done, however slowly they are read.
-        """
+        """As `draw`, sent while it is written; a reader that goes away frees the rows. The places are held until the
+        rows are done, however slowly they are read."""
 
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
             async with self._snapshots.resident(draw.snapshot, engine):

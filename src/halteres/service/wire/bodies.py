@@ -132,11 +132,8 @@ class CreateModel(msgspec.Struct, kw_only=True):
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
-    """Of optim_step. Numbers are checked when the step is taken, so that its future can say what is wrong.
-
-    Here null is not absent: no SDK, however old, sends null for a number of Adam that was not set; newer ones
-    send it for NaN and infinity.
-    """
+    """Of optim_step; checked when the step is taken, so that its future can say what is wrong. Here null is not absent:
+    newer SDKs send it for NaN and infinity, none for a number that was not set."""
 
     learning_rate: float | None = 1e-4
     beta1: float | None = 0.9
@@ -327,12 +324,8 @@ class Search(msgspec.Struct, kw_only=True):
 
 
 def read(body: bytes, kind: type[T], *, deep: bool = True) -> T:
-    """Parse a body, in which a null means that the field is absent.
-
-    Args:
-        deep: at every depth, and NaN and Infinity are numbers, as SDKs write them. Otherwise at the top and among its
-            sampling parameters alone: within a message or a tool's schema a null is the client's own word.
-    """
+    """Parse a body, in which a null means that the field is absent: at every depth, and NaN and Infinity are numbers,
+    as SDKs write them; or not `deep`, since a null in a message or a tool's schema is the client's own word."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)

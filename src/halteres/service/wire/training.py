@@ -67,14 +67,8 @@ class Csr:
 def array_of(
     what: str, values: Values, shape: Sequence[int] | None, csr: Csr | None, budget: Budget, pad: int = 0
 ) -> Array:
-    """An array of float32 or int64 values; without a shape it has one dimension.
-
-    Args:
-        csr: where the values of a sparse array lie; its other cells hold `pad`.
-
-    Raises:
-        InvalidData: the shape does not fit, or a sparse array is broken or too large.
-    """
+    """An array of float32 or int64 values, without a shape of one dimension; of a sparse one, cells that are not listed
+    hold `pad`. InvalidData where the shape does not fit, or it is broken or too large."""
     shape = (len(values),) if shape is None else tuple(shape)
     shown = f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"
     if csr is not None:
@@ -115,11 +109,7 @@ def unknown_dtype(what: str, dtype: str) -> InvalidData:
 
 
 def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
-    """An array as JSON writes it; of a sparse one, cells that are not listed hold `pad`.
-
-    Raises:
-        InvalidData: it is broken, or too large.
-    """
+    """As `array_of`, of an array as JSON writes it."""
     values = _numbers(what, tensor.data, tensor.dtype)
     return array_of(what, values, tensor.shape, csr_of(what, tensor), budget, pad)
 
@@ -204,11 +194,7 @@ class Request:
 
 
 def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
-    """Parse the body of a request of this kind.
-
-    Raises:
-        InvalidData: it does not fit, or has no number in its model's sequence.
-    """
+    """Parse the body of a request of this kind; InvalidData where it does not fit, or has no number in its sequence."""
     if kind not in PASSES:
         found = bodies.read(body, _BODIES[kind])
     elif content_type == PROTOBUF:
@@ -241,11 +227,7 @@ def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | N
 
 
 def read_pass(body: bytes) -> PassRequest:
-    """Parse a `ForwardBackwardRequest`.
-
-    Raises:
-        InvalidData: the body is no such message. Unusable datums do not raise: see `PassRequest.flaw`.
-    """
+    """Parse a `ForwardBackwardRequest`. Unusable datums do not raise: see `PassRequest.flaw`."""
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -307,11 +289,8 @@ def _no_text(index: int, kind: str) -> InvalidData:
 
 
 def _sequences_of(index: int, spans: Iterable[tuple[str | None, int]], num_targets: int, loss: str) -> bytes | None:
-    """`Datum.sequences` of a datum's provenance; None where it has none, or the loss reads none.
-
-    Args:
-        spans: end to end, which sampled sequence (None: a prompt) so many targets come from.
-    """
+    """`Datum.sequences` of a datum's provenance; None where it has none, or the loss reads none. The spans lie end to
+    end: which sampled sequence (None: a prompt) so many targets come from."""
     if loss != STABLE_REINFORCE or not (found := list(spans)):
         return None
     names, lengths = [name for name, _ in found], [length for _, length in found]
@@ -394,11 +373,7 @@ class JsonPass(msgspec.Struct, kw_only=True):
 
 
 def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
-    """Parse the body of forward_backward, or of forward.
-
-    Raises:
-        InvalidData: the body is no such request. Unusable datums do not raise: see `PassRequest.flaw`.
-    """
+    """Parse the body of forward_backward, or of forward. Unusable datums do not raise: see `PassRequest.flaw`."""
     request = bodies.read(body, JsonPass)
     found = request.forward_input if forward_only else request.forward_backward_input
     if found is None:
