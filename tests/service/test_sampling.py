@@ -317,7 +317,7 @@ async def test_sixty_publishes_that_nobody_samples_write_nothing(scene: Scene, c
 def bound_snapshots(scene: Scene, count: int) -> None:
     """Memory for so many snapshots of the one training run."""
     snapshots, (model,) = scene.service.snapshots, scene.service.models.all()
-    total = 2 * count * snapshots._budget.snapshot(model.lora)
+    total = 2 * count * snapshots._budget.bytes_of(model.lora, trained=False)
     snapshots._budget = replace(snapshots._budget, total=total)
 
 

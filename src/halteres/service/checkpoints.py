@@ -42,6 +42,7 @@ from halteres.service.checkpoint_folders import (
 from halteres.service.durable.journal import CHECKPOINTS, Journal
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances
+from halteres.service.training_runs import Model
 
 LONGEST_RENAMED = 118  # characters of a name that leave room for a number behind it
 
@@ -87,11 +88,13 @@ class NotOwner(UserError):
 class Checkpoints:
     """The named weights of one service."""
 
-    def __init__(self, journal: Journal, state: Path, allowances: Allowances | None = None) -> None:
-        self._allowances = allowances or Allowances()
+    def __init__(
+        self, journal: Journal, state: Path, allowances: Allowances, on_removed: Callable[[str], None]
+    ) -> None:
+        """`on_removed` is called with a tinker:// path, once that name is free."""
         self._journal, self._state, self._trash = journal, state, state / "trash"
+        self._allowances, self._on_removed = allowances, on_removed
         self._known: dict[str, Checkpoint] = {}
-        self.on_removed: Callable[[str], None] = lambda _: None  # called with the tinker:// path, once the name is free
 
     async def open(self) -> None:
         """Know again what an earlier life of the service saved, and repair what its end left half done."""
@@ -205,18 +208,17 @@ class Checkpoints:
 
     def place(
         self,
-        run: str,
+        model: Model,
         kind: Kind,
         name: str | None,
         *,
-        tenant: Tenant,
         overwrite: bool = False,
         ttl_s: int | None = None,
         request_id: str | None = None,
     ) -> TinkerPath:
         """Where a new checkpoint goes, whatever an earlier attempt of the same request left there. Conflict where the
         name is taken by weights that `keep` gives no other name, LimitReached where the tenant has no room."""
-        path = TinkerPath(run, kind, checked_name(name))
+        path, tenant = TinkerPath(model.id, kind, checked_name(name)), model.tenant
         checked_ttl(ttl_s)
         known = self._known.get(str(path))
         if known is not None and known.expired(time.time()):
@@ -229,7 +231,7 @@ class Checkpoints:
         # where there is room at all. One that takes another's place needs no room, unless that other one is kept.
         held = self.all(tenant=tenant)
         sizes = {str(found.path): found.size_bytes for found in held}
-        alike = [one for one in held if (one.path.run, one.path.kind) == (run, kind)]
+        alike = [one for one in held if (one.path.run, one.path.kind) == (model.id, kind)]
         used = sum(sizes.values()) - (sizes.get(str(path), 0) if replaced else 0)
         self._allowances.of(tenant).check_storage(used, alike[-1].size_bytes if alike else 1, sizes)
         return path
@@ -268,12 +270,10 @@ class Checkpoints:
         self,
         path: TinkerPath,
         saved: Saved,
+        model: Model,
         *,
-        tenant: Tenant,
-        base_model: str,
-        lora: LoraConfig,
         ttl_s: int | None = None,
-        user_metadata: dict[str, Any] | None = None,
+        user_metadata: dict[str, Any],
         request_id: str | None = None,
     ) -> Checkpoint:
         """Remember a folder that was written, in its place or beside it; it takes its place, and whatever was known of
@@ -283,18 +283,19 @@ class Checkpoints:
             raise NotFound(f"{path} was deleted while it was being saved.", next="Save it again.")
         if Path(saved.folder) != folder:
             put(Path(saved.folder), folder)  # nobody may look between this and the record: no await
+        assert model.lora is not None  # noqa: S101 - whatever was saved was made
         checkpoint = Checkpoint(
             path=path,
             folder=folder,
             version=saved.version,
             size_bytes=saved.size_bytes,
-            base_model=base_model,
-            lora=lora,
-            tenant=tenant,
+            base_model=model.base_model,
+            lora=model.lora,
+            tenant=model.tenant,
             request_id=request_id,
             created_at=now,
             expires_at=end_of_life(ttl_s, now),
-            user_metadata=user_metadata or {},
+            user_metadata=user_metadata,
         )
         return await self.change(checkpoint)
 
@@ -333,7 +334,7 @@ class Checkpoints:
         except OSError as error:
             raise ServerError(f"The folder {checkpoint.folder} cannot be deleted.", f"{error.strerror}.") from error
         self._known.pop(str(checkpoint.path), None)
-        self.on_removed(str(checkpoint.path))
+        self._on_removed(str(checkpoint.path))
 
     def _empty_trash(self) -> None:
         for folder in self._trash.glob("*"):  # what cannot be removed now is removed the next time

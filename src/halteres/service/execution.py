@@ -178,18 +178,8 @@ class Training:
             await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
 
     async def _add(self, path: TinkerPath, saved: Saved, model: Model, request: Request) -> None:
-        body = request.of(SaveWeights)
-        assert model.lora is not None  # noqa: S101 - whatever was saved was made
-        await self.checkpoints.add(
-            path,
-            saved,
-            tenant=model.tenant,
-            base_model=model.base_model,
-            lora=model.lora,
-            ttl_s=body.ttl_seconds,
-            user_metadata=body.user_metadata,
-            request_id=request.id,
-        )
+        ttl_s, metadata = request.of(SaveWeights).ttl_seconds, request.of(SaveWeights).user_metadata
+        await self.checkpoints.add(path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request.id)
 
     async def _export(self, model: Model, request: Request) -> Outcome:
         """Files for others: a PEFT folder, encrypted where that is asked for."""
@@ -203,14 +193,9 @@ class Training:
 
     def _place(self, model: Model, request: Request, kind: Kind) -> TinkerPath:
         body = request.of(SaveWeights)
+        overwrite = body.overwrite and kind == "weights"
         return self.checkpoints.place(
-            model.id,
-            kind,
-            body.path,
-            overwrite=body.overwrite and kind == "weights",
-            ttl_s=body.ttl_seconds,
-            tenant=model.tenant,
-            request_id=request.id,
+            model, kind, body.path, overwrite=overwrite, ttl_s=body.ttl_seconds, request_id=request.id
         )
 
 

@@ -74,10 +74,9 @@ class Service:
         self.futures, self.threads = Futures(journal), Threads()
         self.sessions = Sessions(journal)
         self.losses = CustomLosses(journal)
-        self.checkpoints = Checkpoints(journal, state, options.limits)
         budget = WeightsBudget.of(base.folder, options.weights_bytes)
         self.snapshots = Snapshots(fleet, state / "spill", tasks, budget)
-        self.checkpoints.on_removed = self.snapshots.forget
+        self.checkpoints = Checkpoints(journal, state, options.limits, on_removed=self.snapshots.forget)
         self.adapters = Adapters(
             fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
         )

@@ -134,7 +134,7 @@ class Futures:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.poll_s = POLL_S
+        self.poll_s, self._keep_s = POLL_S, KEEP_S
         self._by_id: dict[str, Future] = {}
         self._by_key: dict[str, Future] = {}
         self._settled: deque[Future] = deque()  # oldest first
@@ -188,7 +188,7 @@ class Futures:
         body = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
         self._journal.settle(future.request_id, outcome.state, future.settled_at, body, outcome.content_type)
         self._wake(future)
-        oldest = steady_time() - KEEP_S
+        oldest = steady_time() - self._keep_s
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
             gone = self._settled.popleft()
             self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0

@@ -260,7 +260,8 @@ class Inference:
             found = self._service.checkpoints.find(path, tenant)
             return Weights(name=model, snapshot=self._service.snapshots.of(found))
         name = model or run or self.base.name
-        if self.base.answers_to(name) if model else run is None:
+        is_base = self.base.answers_to(name) if model else run is None
+        if is_base:
             return Weights(name=name, snapshot=None)
         if run is None and name not in self._runs(tenant):
             raise NotFound(
@@ -293,31 +294,26 @@ class Inference:
         """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made in a thread."""
         seed, n = self._checked(request, MAX_SCORES), request.sampling.n
 
-        def outputs(at: int, result: SampleResult) -> list[Output]:
-            of_prompt, silent = None, Sequence(tokens=b"", logprobs=b"", stop_reason="length")
-            if result.prompt_logprobs is not None:
-                of_prompt = positions_of(request.prompts[at].tokens, result.prompt_logprobs, result.topk_prompt)
-            return [
-                Writer(self.tokenizer, request, place).add(
-                    silent if request.scores_only else one, result.version, of_prompt
-                )
-                for place, one in enumerate(result.sequences, at * n)
-            ]
+        def shaped() -> T:
+            outputs, silent = list[Output](), Sequence(tokens=b"", logprobs=b"", stop_reason="length")
+            for at, result in enumerate(results):
+                of_prompt = None
+                if result.prompt_logprobs is not None:
+                    of_prompt = positions_of(request.prompts[at].tokens, result.prompt_logprobs, result.topk_prompt)
+                for place, one in enumerate(result.sequences, at * n):
+                    sequence = silent if request.scores_only else one
+                    outputs.append(Writer(self.tokenizer, request, place).add(sequence, result.version, of_prompt))
+            return shape(outputs)
 
         async with self._recorded(request, seed):
             calls = (self._service.samples.draw(draw) for draw in self._calls_of(request, seed))
-            results = list[SampleResult]()
+            results, work = list[SampleResult](), request.num_prompt_logprobs
             for result in await asyncio.gather(*calls, return_exceptions=True):  # none is under way any more
                 if isinstance(result, BaseException):
                     raise result
                 results.append(result)
-            sequences = [one for result in results for one in result.sequences]
-            tokens = sum(len(one.tokens) + (len(one.top.ids) if one.top else 0) for one in sequences) // 4
-            return await self.in_thread(
-                request.call,
-                lambda: shape([one for at, result in enumerate(results) for one in outputs(at, result)]),
-                TOKEN_WORK * (request.num_prompt_logprobs + tokens),
-            )
+                work += sum(len(one.tokens) + (len(one.top.ids) if one.top else 0) for one in result.sequences) // 4
+            return await self.in_thread(request.call, shaped, TOKEN_WORK * work)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
         """The same, in pieces as they are sampled (in one where the prompt is scored); whoever stops reading frees the

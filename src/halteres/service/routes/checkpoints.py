@@ -146,19 +146,12 @@ class CheckpointRoutes:
             checked_ttl(body.ttl_seconds)
             model = await self._destination(body, tenant, source)
             kind, name = source.path.kind, source.path.name
-            path = self._checkpoints.place(model.id, kind, name, tenant=tenant, request_id=request_id)
+            path = self._checkpoints.place(model, kind, name, request_id=request_id)
             folder = self._checkpoints.folder(path)
             await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
-            await self._checkpoints.add(
-                path,
-                Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version),
-                tenant=tenant,
-                base_model=model.base_model,
-                lora=source.lora,
-                ttl_s=body.ttl_seconds,
-                user_metadata=source.user_metadata,
-                request_id=request_id,
-            )
+            saved = Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version)
+            ttl_s, metadata = body.ttl_seconds, source.user_metadata
+            await self._checkpoints.add(path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request_id)
             return {"tinker_path": str(path)}
 
     async def _destination(self, body: bodies.CopyWeights, tenant: Tenant, source: Checkpoint) -> Model:

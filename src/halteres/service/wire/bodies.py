@@ -87,7 +87,6 @@ class CreateSession(msgspec.Struct, kw_only=True):
 
     tags: list[str] = []
     user_metadata: Metadata = {}
-    sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
 
