@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -190,26 +189,13 @@ KEEP_ALIVE_S = 900
 """How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
 
 DRAIN_S = 2  # how long answers under way may take after the end was asked for
-EVERY_S = 60.0  # the same warning is written so often at most
 
 
-class Seldom(logging.Filter):
-    """Lets each warning of uvicorn's through once a minute: no line per bad request."""
-
-    written: dict[str, float] = {}  # noqa: RUF012 - one for all, as uvicorn's logger is
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
-        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
-            return False  # uvicorn has said in a line of its own that it cancels what did not end in time
-        now = time.monotonic()
-        if record.levelno == logging.WARNING and now - self.written.get(record.msg, -math.inf) < EVERY_S:
-            return False
-        self.written[record.msg] = now
-        return True
-
-
-SELDOM = Seldom()
+def worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's record is written: not its warnings, one for each bad request, nor the traceback of an answer
+    that is cancelled because it did not end in time, of which it says so in a line of its own."""
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return record.levelno != logging.WARNING and not cancelled
 
 
 def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
@@ -246,7 +232,7 @@ class ServiceServer(Server):
 
     def __init__(self, service: Service, tls: Tls | None = None) -> None:
         self._service, self._shutdown = service, Shutdown()
-        logging.getLogger("uvicorn.error").addFilter(SELDOM)
+        logging.getLogger("uvicorn.error").addFilter(worth_a_line)
         super().__init__(
             uvicorn.Config(
                 create_app(service, self._shutdown),

@@ -231,15 +231,14 @@ class Samples:
         return future
 
     async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn) -> Outcome:
-        weights, seed = drawn.get("weights"), drawn.get("seed", body.sampling_params.seed)
-        snapshot = self._samplers.at(sampler, weights if isinstance(weights, int) else None)
+        snapshot = self._samplers.at(sampler, drawn.get("weights"))
         for chunk in body.prompt.chunks:
             if chunk.type != "encoded_text":
                 raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
         prompt = b"".join(packed(chunk.tokens) for chunk in body.prompt.chunks)
         size = TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0
         extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(body, len(prompt) // 4))
-        params = params_of(body.sampling_params, seed if isinstance(seed, int) else 0)
+        params = params_of(body.sampling_params, drawn.get("seed", body.sampling_params.seed) or 0)
         draw = Draw(
             snapshot=snapshot,
             prompt=prompt,
@@ -251,7 +250,7 @@ class Samples:
         return binary_result(write_sample(await self.draw(draw), extra))
 
 
-def drawn_for(body: Sample, sampler: Sampler) -> dict[str, int | list[int]]:
+def drawn_for(body: Sample, sampler: Sampler) -> dict[str, int]:
     """What the journal keeps beside a request, so that it gives the same whenever it is executed: a seed where the
     client sent none, and which weights its sampling session means now."""
     seed = {} if body.sampling_params.seed is not None else {"seed": drawn_seed()}

@@ -75,7 +75,7 @@ _MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([^"\\]{1,200})"')
 _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
 
 Metadata = dict[str, Any]
-Drawn = Mapping[str, int | list[int]]  # what the service drew by lot for a request
+Drawn = Mapping[str, int]  # what the service drew by lot for a request
 
 Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # of a client; unpickled sampling clients reach 1e18
 Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # whoever counts says which numbers make sense

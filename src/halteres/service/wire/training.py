@@ -180,7 +180,7 @@ class Request:
     kind: str
     seq: int
     body: TrainingBody
-    drawn: Drawn = field(default_factory=dict[str, "int | list[int]"])
+    drawn: Drawn = field(default_factory=dict[str, int])
 
     @classmethod
     def read(cls, id: str, kind: str, seq: int, content_type: str, body: bytes, drawn: Drawn | None) -> Request:
