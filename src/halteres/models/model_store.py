@@ -121,7 +121,6 @@ class HubCache:
 
     @staticmethod
     def _tokenizer(entry: Path) -> Path | None:
-        """The file that the entry's name leads to without a hub."""
         file = entry / "snapshots" / (_reference(entry) or ".") / "tokenizer.json"
         return file if file.is_file() else None
 
@@ -275,7 +274,6 @@ class ModelStore:
         return place.is_symlink() or (place / _COPY).is_file() or name in self.cache.models()
 
     def _check_place(self, name: str, source: Path | None) -> None:
-        """That the name means nothing yet, or this folder."""
         place = self.folder / name
         there = builtin_path(name) or (place if place.exists() else None)
         if place.parent != self.folder and (place.parent.is_symlink() or is_model(place.parent)):

@@ -125,7 +125,6 @@ class Training:
         return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
 
     async def _save(self, model: Model, request: Request) -> Outcome:
-        """State to go on from: adapter, optimiser, step."""
         path = self._place(model, request, "weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
@@ -182,7 +181,6 @@ class Training:
         await self.checkpoints.add(path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request.id)
 
     async def _export(self, model: Model, request: Request) -> Outcome:
-        """Files for others: a PEFT folder, encrypted where that is asked for."""
         path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
         folder, encrypt = self.checkpoints.folder(path), None if keys is None else encryption_to(keys)
         saved = await self.adapters.run(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
+import msgspec
 
 from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
 from halteres.service.keys import Tenant
@@ -161,32 +161,32 @@ FILE = "limits.yaml"
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
+class LimitsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """STATE/limits.yaml."""
+
+    default: dict[str, Any] | None = None
+    tenants: dict[str, dict[str, Any] | None] | None = None
+
+
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     """The limits in a state directory's file, and what the command line says of the default ones."""
     file = state / FILE
     try:
-        given = yaml.safe_load(file.read_text()) or {}
+        given = msgspec.yaml.decode(file.read_bytes(), type=LimitsFile | None) or LimitsFile()
     except (FileNotFoundError, NotADirectoryError):
-        given = {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"The file {file} cannot be read.", f"{' '.join(str(error).split())}.") from error
-    if not isinstance(given, dict):
-        raise InvalidConfig(f"The file {file} holds no limits.", next="Give it `default:` and `tenants:`.")
+        given = LimitsFile()
+    except (OSError, msgspec.MsgspecError) as error:
+        why, next_step = (
+            f"{' '.join(str(error).split())}.",
+            "Give it `default:` and `tenants:`, with NAME: VALUE.",
+        )
+        raise InvalidConfig(f"The file {file} cannot be read.", why, next_step) from error
     if wrong := [option for option in options if "=" not in option]:
         raise InvalidConfig(f"'{wrong[0]}' is no limit.", next="Write it as NAME=VALUE.")
     by_option = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
-    default = _changed(Limits(), {**_part(given, "default"), **by_option})
-    tenants = {name: _changed(default, _part({name: own}, name)) for name, own in _part(given, "tenants").items()}
-    if strange := set(given) - {"default", "tenants"}:
-        raise unknown(InvalidConfig, f"part of {FILE}", sorted(strange)[0], ("default", "tenants"))
+    default = _changed(Limits(), {**(given.default or {}), **by_option})
+    tenants = {name: _changed(default, own or {}) for name, own in (given.tenants or {}).items()}
     return Allowances(default=default, tenants=tenants)
-
-
-def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = given.get(name) or {}
-    if not isinstance(part, dict):
-        raise InvalidConfig(f"'{name}' in {FILE} is no mapping.", next="Write NAME: VALUE below it.")
-    return part
 
 
 def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:

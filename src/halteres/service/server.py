@@ -302,7 +302,6 @@ async def _tend(fleet: Fleet, state: Path, url: str, bound: socket.socket, serve
 
 
 def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> None:
-    """service.json: who answers where."""
     card = {
         "pid": os.getpid(),
         "engine_pid": fleet.trainer.pid,

@@ -216,7 +216,6 @@ class RequestQueue:
             )
 
     def _refuse(self, job: Job, error: HalteresError) -> None:
-        """It is never executed, and never replayed."""
         self._futures.settle(job.future, replace(failure(error), state="refused"))
 
     def _place(self, seq: int) -> Place:

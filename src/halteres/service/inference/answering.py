@@ -244,7 +244,6 @@ class Inference:
         )
 
     async def _longest_text(self) -> int:
-        """Characters that a prompt may have."""
         if not self._longest:
             self._longest = await self.context_length() * CHARACTERS_PER_TOKEN
         return self._longest
@@ -331,7 +330,6 @@ class Inference:
                     yield writers[at * n + piece.sample].add(piece, piece.version)
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
-        """One for each prompt."""
         sampling = request.sampling
         ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
         params = SamplingParams(

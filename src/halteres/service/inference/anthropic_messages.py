@@ -147,7 +147,6 @@ def _translated(message: Message) -> list[dict[str, Any]]:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    """One event under its own type's name."""
     return b"event: " + value["type"].encode() + b"\n" + data(value)
 
 

@@ -165,7 +165,6 @@ class SglangAnswer(Shape):
         return data({"error": {"message": error.sentence}}) + DONE
 
     def _item(self, one: Output) -> dict[str, Any]:
-        """One sequence, whole or as far as it is written."""
         meta: dict[str, Any] = {
             "id": self._ids.setdefault(one.place, uuid.uuid4().hex),
             "finish_reason": None if one.finish is None else {"type": one.finish},
@@ -232,7 +231,6 @@ class VllmAnswer(Shape):
 
 
 def _by_id(token: int, logprob: float | None, row: Row) -> dict[str, float] | None:
-    """The token that stands there first, then the most likely ones."""
     if logprob is None:
         return None
     return {str(token): logprob} | {str(one): value for one, value in row if one != token}

@@ -242,7 +242,6 @@ class CompletionAnswer(Answer):
         return self._tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _choice(self, one: Output) -> dict[str, Any]:
-        """The first piece of a sequence brings what is told of the prompt."""
         body, first = self._body, one.first
         choice: dict[str, Any] = {
             "index": one.place,

@@ -69,7 +69,6 @@ class InferenceRoutes:
         return route(path, endpoint(partial(handler, self._inference)), "POST")
 
     async def _models(self, request: Request) -> Any:
-        """Below a run, the run and the base model."""
         return {"object": "list", "data": list(self._listed(request).values())}
 
     async def _model(self, request: Request) -> Any:

@@ -122,7 +122,6 @@ class CheckpointRoutes:
         await self._checkpoints.change(self._own(request), public=request.method == "POST")
 
     async def _set_ttl(self, request: Request) -> None:
-        """Counted from now."""
         body = await read_body(request, bodies.Ttl)
         if isinstance(body.ttl_seconds, msgspec.UnsetType):
             raise InvalidData("The body has no ttl_seconds.", next="Send seconds, or null for a checkpoint that stays.")
@@ -155,7 +154,6 @@ class CheckpointRoutes:
             return {"tinker_path": str(path)}
 
     async def _destination(self, body: bodies.CopyWeights, tenant: Tenant, source: Checkpoint) -> Model:
-        """The training run that is made for the copy."""
         sessions, models = self._service.sessions, self._service.models
         if body.session_id is not None and body.model_seq_id is not None:
             session, seq = sessions.find(body.session_id, tenant), body.model_seq_id
@@ -180,7 +178,6 @@ class CheckpointRoutes:
     # Downloads
 
     async def _urls(self, request: Request) -> Any:
-        """One for each file of an export."""
         found = self._checkpoints.readable(_path_in(request), tenant_of(request))
         if found.path.kind != "external_weights":
             raise InvalidData(
@@ -191,7 +188,6 @@ class CheckpointRoutes:
         return {"urls": urls, "expires": timestamp(expires)}
 
     async def _archive_url(self, request: Request) -> Response:
-        """The way to a tar of the adapter."""
         found = self._checkpoints.readable(_path_in(request), tenant_of(request))
         expires = int(time.time()) + VALID_S
         url = self._url(request, "archives", found, "", expires)
@@ -232,7 +228,6 @@ class CheckpointRoutes:
         return FileResponse(file, media_type="application/octet-stream", filename=name)
 
     async def _archive(self, request: Request) -> Response:
-        """A tar of a checkpoint's adapter."""
         found = self._signed(request, "archives", "")
         size, chunks = _tar_of(files_of(found))
         headers = {"content-length": str(size), "content-disposition": f'attachment; filename="{found.path.name}.tar"'}
@@ -248,7 +243,6 @@ def _listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpo
 
 
 def _path_in(request: Request) -> str:
-    """The tinker:// path that a route's path names."""
     return "tinker://{run_id}/{kind}/{name}".format_map(request.path_params)
 
 

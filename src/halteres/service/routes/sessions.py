@@ -109,7 +109,6 @@ class SessionRoutes:
         )
 
     async def _key(self, request: Request) -> Any:
-        """Whose the key of this request is."""
         found, tenant = await self._key_of(request), tenant_of(request)
         details = {"org_details": {"name": tenant}, "user_details": {"email": f"{tenant}@localhost"}}
         return {
@@ -120,7 +119,6 @@ class SessionRoutes:
         }
 
     async def _revoke(self, request: Request) -> None:
-        """The key of this request is good no more."""
         if (found := await self._key_of(request)) is not None:
             await asyncio.to_thread(self._keys.revoke, found.id)
 
@@ -131,7 +129,6 @@ class SessionRoutes:
         return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
 
     def _chosen(self, flags: Mapping[str, bool]) -> dict[str, bool]:
-        """The flags, as this service's options have them."""
         return {name: self._service.options.client_flags.get(name, value) for name, value in flags.items()}
 
     async def _health(self, _: Request) -> Any:
@@ -183,13 +180,11 @@ class SessionRoutes:
         return {"type": "session_heartbeat"}
 
     async def _finish(self, request: Request) -> None:
-        """The session's adapters leave the engine."""
         body, session = await read_body(request, bodies.Finish), self._session_in(request)
         self._service.sessions.finish(session, body.reason.type)
         await self._service.retire(session)
 
     async def _telemetry(self, request: Request) -> Any:
-        """Accepted, and not kept."""
         await body_of(request, PROMPT_BYTES)
         return {"status": "accepted"}
 
@@ -247,7 +242,6 @@ class SessionRoutes:
         }
 
     async def _sessions(self, request: Request) -> Any:
-        """Newest first."""
         page, _ = page_of(self._service.sessions.all(tenant_of(request))[::-1], request)
         return {"sessions": [session.id for session in page]}
 
@@ -275,7 +269,6 @@ class SessionRoutes:
         return {"status": "failed", "error": why}
 
     async def _storage(self, request: Request) -> Any:
-        """What a tenant's checkpoints take, by project."""
         tenant, only = tenant_of(request), request.query_params.get("project_id")
         by_project: defaultdict[str | None, list[int]] = defaultdict(list)
         for found in self._service.checkpoints.all(tenant=tenant):
@@ -295,7 +288,6 @@ class SessionRoutes:
         return {"data": data}
 
     async def _search(self, request: Request) -> Any:
-        """Newest first."""
         body = await read_body(request, bodies.Search)
         known = self._service.sessions.all(tenant_of(request))
         found = sorted((session for session in known if self._fits(session, body)), key=_place, reverse=True)
@@ -345,5 +337,4 @@ class SessionRoutes:
 
 
 def _place(session: Session) -> tuple[datetime.datetime, str]:
-    """Where a session lies in the order of the pages."""
     return datetime.datetime.fromtimestamp(session.created_at, datetime.UTC), session.id

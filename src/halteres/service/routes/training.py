@@ -183,7 +183,6 @@ class TrainingRoutes:
         return {"request_id": future.request_id}
 
     async def _unload_model(self, request: HttpRequest) -> Any:
-        """The adapter leaves the engine, and comes back when it is asked for."""
         body = await body_of(request)
         model = self._service.models.find(bodies.read_field(body, "model_id"), tenant_of(request))
 
@@ -220,7 +219,6 @@ class TrainingRoutes:
         return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
 
     async def _asample(self, request: HttpRequest) -> Any:
-        """A future, and an id for each sequence that it will have."""
         raw, tenant = await body_of(request, bodies.PROMPT_BYTES), tenant_of(request)
         body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.Sample))
         sampler, seq = self._service.samplers.find(body.sampling_session_id, tenant), body.seq_id
@@ -263,7 +261,6 @@ class TrainingRoutes:
         return Response(content, found.status, media_type=content_type)
 
     async def _retrieve_many(self, request: HttpRequest) -> Any:
-        """Which samples of a client of a sampling session were settled since it last called."""
         body = await read_body(request, bodies.RetrieveMany)
         sampler = self._service.samplers.find(body.target.sampling_session_id, tenant_of(request))
         poll_s = self._service.futures.poll_s

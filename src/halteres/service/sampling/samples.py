@@ -138,7 +138,6 @@ class Samples:
 
     @contextmanager
     def _counted(self, draw: Draw) -> Iterator[None]:
-        """One request more of the tenant's is under way."""
         if not 1 <= draw.num_samples <= MAX_SAMPLES:
             raise InvalidData(f"num_samples is {draw.num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
         self._under_way[draw.tenant] += 1

@@ -253,7 +253,6 @@ def read_pass(body: bytes) -> PassRequest:
 
 
 def _collected(datums: Iterator[Datum]) -> tuple[tuple[Datum, ...], HalteresError | None]:
-    """The datums of a request; or none, and why they cannot be used."""
     try:
         return tuple(datums), None
     except InvalidData as error:
@@ -318,7 +317,6 @@ def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Ar
 
 
 def _values(what: str, data: bytes, dtype: int) -> Values:
-    """Widened to float32 or int64, which are all that an engine reads."""
     if dtype == pb.DTYPE_FLOAT32:
         return _numbers_in(what, data, np.float32)
     if dtype == pb.DTYPE_INT64:
