@@ -15,7 +15,7 @@ import logging
 import math
 import shutil
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -207,13 +207,12 @@ class CustomLosses:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._known: dict[tuple[str, str], CustomLoss] = {}
-        self._counts: Counter[str] = Counter()
+        self._known: dict[tuple[str, str], CustomLoss] = {}  # by session and id
 
     async def open(self) -> None:
         """Know again those of an earlier life of the service."""
         for row in await self._journal.rows(CUSTOM_LOSSES):
-            self._add(row["session_id"], row["id"], msgspec.convert(row["loss"], CustomLoss))
+            self._known[row["session_id"], row["id"]] = msgspec.convert(row["loss"], CustomLoss)
 
     async def create(self, session_id: str, seq: int, name: str, inputs: object, graph: object) -> str:
         """Check and record a graph as it came, and its inputs `[{"name": ..., "rank": ...}, ...]`; returns its id, for
@@ -221,12 +220,12 @@ class CustomLosses:
         loss_id = f"{session_id}:loss:{seq}"
         if (session_id, loss_id) in self._known:
             return loss_id
-        if self._counts[session_id] >= MAX_LOSSES:
+        if sum(session == session_id for session, _ in self._known) >= MAX_LOSSES:
             raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
         loss = checked(graph, inputs)
         facts = {"id": loss_id, "session_id": session_id, "seq": seq, "name": name, "created_at": time.time()}
         await self._journal.put(CUSTOM_LOSSES, **facts, loss=msgspec.to_builtins(loss))
-        self._add(session_id, loss_id, loss)
+        self._known[session_id, loss_id] = loss
         return loss_id
 
     def find(self, session_id: str, loss_id: str | None) -> CustomLoss:
@@ -239,10 +238,6 @@ class CustomLosses:
                 "Make it with create_custom_loss.",
             )
         return found
-
-    def _add(self, session_id: str, loss_id: str, loss: CustomLoss) -> None:
-        self._counts[session_id] += (session_id, loss_id) not in self._known
-        self._known[session_id, loss_id] = loss
 
 
 async def create_adapter(engine: Trains, model: Model, request: Request) -> None:
