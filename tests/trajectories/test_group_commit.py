@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from halteres.errors import Conflict
 from halteres.trajectories import group_commit
 from halteres.trajectories.group_commit import QUICK_S, GroupCommit
-from halteres.trajectories.records import Change, News, Remembered, RunRecord, RunSaved
+from halteres.trajectories.records import Change, Remembered, RunRecord, RunSaved, Update
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
@@ -30,7 +30,7 @@ class Memory(Store):
     is_shared: bool = False
     is_full: bool = False
     calls: list[Any] = field(default_factory=list)
-    others: list[News] = field(default_factory=list)  # what each turn begins with
+    others: list[Update] = field(default_factory=list)  # what each turn begins with
     may_commit: threading.Event = field(default_factory=threading.Event)
     is_inside: threading.Event = field(default_factory=threading.Event)
     refuses: bool = False
@@ -48,9 +48,9 @@ class Memory(Store):
             raise StoreFailed("The disk is gone.")
         return Remembered(run=self.kept)
 
-    def begin(self) -> News:
+    def begin(self) -> Update:
         self.calls.append(("begin",))
-        return self.others.pop(0) if self.others else News()
+        return self.others.pop(0) if self.others else Update()
 
     def commit(self, changes: Sequence[Change]) -> None:
         self.is_inside.set()
@@ -67,8 +67,8 @@ class Memory(Store):
     def abandon(self) -> None:
         self.calls.append(("abandon",))
 
-    def news(self) -> News:
-        return self.others.pop(0) if self.others else News()
+    def catch_up(self) -> Update:
+        return self.others.pop(0) if self.others else Update()
 
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         return {}
@@ -172,7 +172,7 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
 
 
 async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
-    store = Memory(is_shared=True, others=[News(changes=[RunSaved(RunRecord(step=41))])])
+    store = Memory(is_shared=True, others=[Update(changes=[RunSaved(RunRecord(step=41))])])
     async with turning(store) as decisions:
         assert await decisions.submit(step) == 42
         assert store.calls[:2] == [("begin",), ("commit", 1)]
@@ -181,7 +181,7 @@ async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
 
 
 async def test_whoever_missed_too_much_begins_afresh() -> None:
-    store = Memory(is_shared=True, others=[News(afresh=Remembered(run=RunRecord(step=7)))])
+    store = Memory(is_shared=True, others=[Update(afresh=Remembered(run=RunRecord(step=7)))])
     async with turning(store) as decisions:
         assert await decisions.submit(step) == 8
 
@@ -190,7 +190,7 @@ async def test_followers_learn_what_others_did_without_asking() -> None:
     store = Memory(is_shared=True)
     async with turning(store) as decisions:
         changed = decisions.changed
-        store.others.append(News(changes=[RunSaved(RunRecord(step=3))]))
+        store.others.append(Update(changes=[RunSaved(RunRecord(step=3))]))
         await changed.wait()
         assert decisions.state.run.step == 3
 

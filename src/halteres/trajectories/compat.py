@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from halteres.trajectories.exact_sums import Room, can_add_up
+from halteres.trajectories.batch_selection import Room, can_add_up
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 

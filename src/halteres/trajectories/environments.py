@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from halteres.trajectories.batch_selection import Minimum
-from halteres.trajectories.exact_sums import Room, can_add_up
+from halteres.trajectories.batch_selection import Minimum, Room, can_add_up
 from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.schema import EnvRegistration
 

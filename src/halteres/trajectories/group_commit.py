@@ -1,7 +1,7 @@
 """Group commit: requests submit decisions, one task takes them in turns, nobody is answered before they are kept.
 
     decisions that wait ──▶ begin ──▶ decide, one after another ──▶ commit ──▶ answers
-                            (shared stores: lock, news of others)    (in the store's thread)
+                            (shared stores: lock, what others did)   (in the store's thread)
 
 A lone decision is committed where it is taken while the store is quick: a thread's wake-up costs more than the commit
 that it is woken for.
@@ -23,16 +23,14 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from halteres.errors import HalteresError, boundary
-from halteres.trajectories.records import News, Remembered
+from halteres.trajectories.records import Remembered, Update
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
 T = TypeVar("T")
 Decision = Callable[[State], T]  # changes the state by `state.do`, or raises before it changed anything
-QUICK_S = (
-    0.005  # a commit that took longer sends the next ones into the store's thread, where nobody else waits for them
-)
-NEWS_S = 0.2  # how far a server may lag behind others on the same queue in what it only tells
+QUICK_S = 0.005  # a commit that took longer sends the next ones into the store's thread, where nobody waits for them
+CATCH_UP_S = 0.2  # how far a server may lag behind others on the same queue in what it only tells
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ class GroupCommit:
                 while self._ended is None and (self._waiting or not self._stopping):
                     if self._store.is_shared:
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(self._wake.wait(), NEWS_S)
+                            await asyncio.wait_for(self._wake.wait(), CATCH_UP_S)
                     else:
                         await self._wake.wait()
                     self._wake.clear()
@@ -115,15 +113,13 @@ class GroupCommit:
 
     async def _take_turn(self) -> None:
         submitted, self._waiting = self._waiting, []
-        outcomes: Sequence[Any]
+        outcomes: list[Any] = []
         try:
             with boundary(StoreFailed, "The trajectory store"):
                 if submitted:
                     outcomes = await self._decide(submitted)
-                else:
-                    outcomes = []
-                    if self._store.is_shared and not self._stopping:  # learn what others did
-                        self._take_in(await self._in_thread(self._store.news))
+                elif self._store.is_shared and not self._stopping:  # learn what others did
+                    self._take_in(await self._in_thread(self._store.catch_up))
         except StoreFailed as failure:
             await self._go_back()
             outcomes = [failure] * len(submitted)
@@ -133,7 +129,12 @@ class GroupCommit:
     async def _decide(self, submitted: Sequence[_Submitted]) -> list[Any]:
         if self._store.is_shared:
             self._take_in(await self._in_thread(self._store.begin))
-        outcomes = [_outcome(each.decide, self.state) for each in submitted]
+        outcomes: list[Any] = []
+        for each in submitted:
+            try:
+                outcomes.append(each.decide(self.state))
+            except HalteresError as refusal:
+                outcomes.append(refusal)
         if changes := self.state.drain():
             begun = monotonic()
             if self._store.is_quick and len(submitted) == 1 and self._commit_s < QUICK_S:
@@ -146,12 +147,12 @@ class GroupCommit:
             await self._in_thread(self._store.abandon)
         return outcomes
 
-    def _take_in(self, news: News) -> None:
-        if news.afresh is not None:
-            self.state = self._remember(news.afresh)
-        for change in news.changes:
+    def _take_in(self, update: Update) -> None:
+        if update.afresh is not None:
+            self.state = self._remember(update.afresh)
+        for change in update.changes:
             self.state.apply(change)
-        if news.changes or news.afresh:
+        if update.changes or update.afresh:
             self._wake_waiting()
 
     async def _go_back(self) -> None:
@@ -175,10 +176,3 @@ class GroupCommit:
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
-
-
-def _outcome(decide: Decision[Any], state: State) -> Any:
-    try:
-        return decide(state)
-    except HalteresError as refusal:
-        return refusal

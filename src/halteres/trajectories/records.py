@@ -57,8 +57,7 @@ class Standing(StrEnum):
     BROKEN = "broken"  # dissolved: its groups queue again, or are set aside
 
 
-OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)
-"""Standings of batches that are not settled: their groups are `Place.OUT`."""
+OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)  # not settled: their groups are `Place.OUT`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +205,8 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """What a turn begins with on a queue that several servers share."""
+class Update:
+    """What other servers on the same queue did since the last turn here."""
 
-    changes: Sequence[Change] = ()  # of the other servers, in order; bodies are left out (b"")
+    changes: Sequence[Change] = ()  # in order; bodies are left out (b"")
     afresh: Remembered | None = None  # instead of changes: too much was missed, begin from this

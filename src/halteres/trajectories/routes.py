@@ -30,8 +30,8 @@ from halteres.trajectories.http import (
 )
 from halteres.trajectories.ingest import Verdict
 from halteres.trajectories.openapi import Described
+from halteres.trajectories.posted_group import ScoredData
 from halteres.trajectories.records import Delivery, GroupRecord, Place
-from halteres.trajectories.scored_data import ScoredData
 from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.state import State
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.batch_selection import choose
+from halteres.trajectories.batch_selection import can_add_up, choose
 from halteres.trajectories.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
-from halteres.trajectories.exact_sums import can_add_up
 from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import EnvRecord
 from halteres.trajectories.schema import EnvRegistration

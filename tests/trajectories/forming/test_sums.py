@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.exact_sums import Room, can_add_up, can_add_up_with_each, can_ever_add_up
+from halteres.trajectories.batch_selection import Room, can_add_up, can_add_up_with_each, can_ever_add_up
 
 sizes_of_groups = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16]), max_size=5)
 

@@ -14,11 +14,11 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     GroupRecord,
-    News,
     Place,
     RunRecord,
     RunSaved,
     Standing,
+    Update,
 )
 from halteres.trajectories.schema import EnvRegistration, Registration
 from halteres.trajectories.stores.postgres import PostgresStore
@@ -79,7 +79,7 @@ def delivered(number: int, *groups: int, step: int) -> list[Change]:
     return [done, RunSaved(RunRecord(registration=REGISTRATION, step=step, last=done.delivery))]
 
 
-def turn(store: PostgresStore, *changes: Change) -> News:
+def turn(store: PostgresStore, *changes: Change) -> Update:
     """One turn that changes this; gives the news it began with."""
     news = store.begin()
     store.commit(changes)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deadlines import wait_until
 
-from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, News, Place, RunRecord, RunSaved
+from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, Place, RunRecord, RunSaved, Update
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
 
@@ -39,7 +39,7 @@ def test_turns_exclude_each_other(pair: Pair, cluster: Cluster) -> None:
         wait_until(lambda: cluster.execute(WAITS) == [(1,)], what="the other server waits for its turn")
         assert not begun.done()
         one.commit([arrived(1)])
-        assert begun.result(10) == News(changes=[bare(arrived(1))])
+        assert begun.result(10) == Update(changes=[bare(arrived(1))])
     other.abandon()
 
 
@@ -47,7 +47,7 @@ def test_a_turn_that_is_abandoned_changed_nothing_and_lets_others_in(pair: Pair)
     one, other = pair
     one.begin()
     one.abandon()
-    assert turn(other) == News(changes=[])
+    assert turn(other) == Update(changes=[])
     one.abandon()  # safe to repeat
 
 
@@ -55,28 +55,28 @@ def test_news_are_what_others_did_in_order(pair: Pair) -> None:
     one, other = pair
     turn(one, arrived(1))
     turn(one, RunSaved(RunRecord(step=1)), arrived(2))
-    assert other.news() == News(changes=[bare(arrived(1)), RunSaved(RunRecord(step=1)), bare(arrived(2))])
+    assert other.catch_up() == Update(changes=[bare(arrived(1)), RunSaved(RunRecord(step=1)), bare(arrived(2))])
 
 
 def test_news_are_told_once_inside_a_turn_or_outside_and_never_of_oneself(pair: Pair) -> None:
     one, other = pair
     turn(one, arrived(1))
-    assert turn(other, RunSaved(RunRecord(step=1))) == News(changes=[bare(arrived(1))])
-    assert other.news() == News(changes=[])
-    assert one.begin() == News(changes=[RunSaved(RunRecord(step=1))])
+    assert turn(other, RunSaved(RunRecord(step=1))) == Update(changes=[bare(arrived(1))])
+    assert other.catch_up() == Update(changes=[])
+    assert one.begin() == Update(changes=[RunSaved(RunRecord(step=1))])
     one.abandon()
     moved = GroupMoved(group(1, place=Place.BUFFERED))
     turn(one, moved)
-    assert other.begin() == News(changes=[moved])
+    assert other.begin() == Update(changes=[moved])
     other.abandon()
-    assert one.news() == other.news() == News(changes=[])
+    assert one.catch_up() == other.catch_up() == Update(changes=[])
 
 
 def test_what_was_loaded_is_no_news(pair: Pair, open_store: OpenStore) -> None:
     turn(pair[0], arrived(1))
     late = open_store()
     assert [each.id for each in late.load().waiting] == [1]
-    assert late.news() == News(changes=[])
+    assert late.catch_up() == Update(changes=[])
 
 
 def test_keys_come_with_the_groups_of_other_servers(pair: Pair) -> None:
@@ -100,34 +100,34 @@ def test_a_server_that_was_away_too_long_begins_afresh(pair: Pair, monkeypatch: 
     news = other.begin()
     other.abandon()
     assert news.changes == () and news.afresh and [each.id for each in news.afresh.waiting] == [1, 2]
-    assert turn(one, arrived(3)) == News(changes=[]), "the newest turn is never pruned"
-    assert other.news().afresh
-    assert other.news() == News(changes=[])
+    assert turn(one, arrived(3)) == Update(changes=[]), "the newest turn is never pruned"
+    assert other.catch_up().afresh
+    assert other.catch_up() == Update(changes=[])
 
 
 def test_a_server_that_is_too_far_behind_begins_afresh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "MOST_READ", 2)
     one, other = pair
     turn(one, arrived(1))
-    assert other.news().afresh is None
+    assert other.catch_up().afresh is None
     turn(one, arrived(2))
     turn(one, arrived(3))
-    assert other.news().afresh
+    assert other.catch_up().afresh
 
 
 def test_a_database_that_went_back_in_time_is_noticed(pair: Pair, cluster: Cluster, database: str) -> None:
     """E.g. a replica took over that had not caught up, and other servers went on there."""
     one, other = pair
     turn(one, arrived(1))
-    assert other.news().changes
+    assert other.catch_up().changes
     cluster.execute("UPDATE turns SET nonce = 1 WHERE number = 1", database)
-    assert other.news().afresh and one.news().afresh
+    assert other.catch_up().afresh and one.catch_up().afresh
 
 
 def test_a_group_is_in_the_log_without_its_tokens(pair: Pair, cluster: Cluster, database: str) -> None:
     turn(pair[0], arrived(1, b"x" * 10_000))
     assert cluster.execute("SELECT max(length(changes)) < 300 FROM turns", database) == [(True,)]
-    assert pair[1].news() == News(changes=[bare(arrived(1))])
+    assert pair[1].catch_up() == Update(changes=[bare(arrived(1))])
     assert list(pair[1].bodies([1]).values()) == [b"x" * 10_000]
 
 

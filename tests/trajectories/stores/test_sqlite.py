@@ -12,16 +12,16 @@ from halteres.trajectories.records import (
     GroupArrived,
     GroupMoved,
     KnownKey,
-    News,
     Place,
     Remembered,
     RunRecord,
     RunSaved,
     Standing,
     Tally,
+    Update,
 )
 from halteres.trajectories.schema import GroupsRequest
-from halteres.trajectories.stores import rows
+from halteres.trajectories.stores import store as tables
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import Store
 from trajectories.postgres.samples import ENV, REGISTRATION, arrived, batch, delivered, group, keyed
@@ -203,7 +203,7 @@ def test_keys_live_for_their_run(open_store: OpenStore) -> None:
 
 
 def test_only_the_newest_settled_batches_are_loaded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "KEPT_SETTLED", 2)
+    monkeypatch.setattr(tables, "KEPT_SETTLED", 2)
     store.commit([arrived(number) for number in range(1, 6)])
     store.commit([batch(1, 1, standing=Standing.RETURNED), batch(5, 5)])
     store.commit([change for number in (2, 3, 4) for change in delivered(number, number, step=number)])
@@ -272,7 +272,7 @@ def test_groups_are_listed_by_id(store: SqliteStore, query: GroupsRequest, ids: 
 
 def test_turns_need_no_beginning(store: SqliteStore) -> None:
     store.commit([])
-    assert store.begin() == News()
+    assert store.begin() == Update()
     store.abandon()
-    assert store.news() == News()
+    assert store.catch_up() == Update()
     assert store.load() == Remembered()

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halteres.trajectories.records import Change, GroupMoved, Place, RunRecord, RunSaved, Standing
-from halteres.trajectories.stores import rows
+from halteres.trajectories.stores import store as tables
 from halteres.trajectories.stores.segments import Segments
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_removed_fails_no_turn_and_goes_at_the_next_start(
 def refuse(store: SqliteStore, number: int, *, row: bool = False) -> None:
     """A group comes that the disk has no room for, or none for its row."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    refusing = mock.patch.object(rows, "write", side_effect=full) if row else None
+    refusing = mock.patch.object(tables, "write", side_effect=full) if row else None
     with refusing or mock.patch.object(os, "pwrite", side_effect=full), pytest.raises(StoreFailed, match="No space"):
         store.commit([arrived(number, body(number))])
 

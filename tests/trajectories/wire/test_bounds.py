@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halteres.errors import HalteresError
-from halteres.trajectories import posted_group, scored_data
+from halteres.trajectories import posted_group
 from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, parse, parse_list
 from halteres.trajectories.schema import Unprocessable
 
@@ -142,5 +142,5 @@ def seen_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return reader
 
     for name in ("read_strictly", "read_leniently"):
-        monkeypatch.setattr(scored_data, name, watched(getattr(scored_data, name)))
+        monkeypatch.setattr(posted_group, name, watched(getattr(posted_group, name)))
     return threads

@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 
-from halteres.trajectories import scored_data
-from halteres.trajectories.posted_group import parse, parse_list
+from halteres.trajectories import posted_group
+from halteres.trajectories.posted_group import (
+    EXTENSIONS,
+    KEYS,
+    MOST_VALUES,
+    parse,
+    parse_list,
+    read_leniently,
+    read_strictly,
+)
 from halteres.trajectories.schema import Unprocessable
-from halteres.trajectories.scored_data import EXTENSIONS, KEYS, MOST_VALUES, read_leniently, read_strictly
 
 from .spelling import groups
 
@@ -106,7 +113,7 @@ def test_the_usual_body_needs_no_coercion(
 ) -> None:
     size, length = size_and_length
     body = json.dumps(sampled(size, length), separators=separators).encode()
-    monkeypatch.setattr(scored_data, "read_leniently", pytest.fail)
+    monkeypatch.setattr(posted_group, "read_leniently", pytest.fail)
     found = parse(body)
     assert (found.problem, found.size) == (None, size)
     (listed,) = parse_list(b"[" + body + b"]")
@@ -134,7 +141,7 @@ def test_the_usual_body_needs_no_coercion(
 def test_neither_does_one_with_more_in_it(monkeypatch: pytest.MonkeyPatch, extra: dict[str, object]) -> None:
     body = json.dumps(sampled(16, 512, **extra)).encode()
     assert check(body)
-    monkeypatch.setattr(scored_data, "read_leniently", pytest.fail)
+    monkeypatch.setattr(posted_group, "read_leniently", pytest.fail)
     found = parse(body)
     assert (found.problem, found.size, found.env_id) == (None, 16, extra.get("env_id"))
     element = load(found.element)

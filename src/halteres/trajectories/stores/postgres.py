@@ -41,14 +41,13 @@ from halteres.trajectories.records import (
     EnvSeen,
     GroupArrived,
     GroupMoved,
-    News,
     Remembered,
     RunSaved,
     Standing,
+    Update,
 )
-from halteres.trajectories.stores import rows
-from halteres.trajectories.stores.rows import SCHEMA_VERSION
-from halteres.trajectories.stores.store import Durability, Store, StoreFailed
+from halteres.trajectories.stores import store
+from halteres.trajectories.stores.store import SCHEMA_VERSION, Durability, Store, StoreFailed
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 
@@ -62,11 +61,8 @@ TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "
 """A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms)."""
 
 KEEP_BYTES = 1024**3
-
 PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to the next
-KEPT_S = 120
-"""How long a turn stays in the log: servers ask several times a second, and one that was away begins afresh."""
-
+KEPT_S = 120  # a turn stays in the log: servers ask several times a second, and one that was away begins afresh
 MOST_READ = 4096  # turns read at once; whoever is further behind begins afresh
 KINDS: dict[str, type[Change]] = {
     "run": RunSaved,
@@ -125,7 +121,9 @@ _age = sa.func.extract("epoch", sa.func.now() - turns.c.at)
 _PRUNE_TURNS = sa.delete(turns).where(turns.c.number < bindparam("newest"), _age > bindparam("kept_s"))
 
 _is_asked_for = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
-_LAST_DELIVERED = select(rows.deliveries.c.group_ids).join(rows.run, rows.run.c.last_delivery == rows.deliveries.c.id)
+_LAST_DELIVERED = select(store.deliveries.c.group_ids).join(
+    store.run, store.run.c.last_delivery == store.deliveries.c.id
+)
 
 _PRUNE_BODIES = text("""
 DELETE FROM bodies WHERE group_id IN (
@@ -140,15 +138,6 @@ DELETE FROM bodies WHERE group_id IN (
 """)
 
 _POWER = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-
-_HOLDER = text("""
-SELECT activity.pid, activity.application_name, extract(epoch FROM clock_timestamp() - activity.xact_start) AS held_s
-FROM pg_locks AS locks JOIN pg_stat_activity AS activity USING (pid)
-WHERE locks.locktype = 'advisory' AND locks.granted AND locks.objsubid = 1
-  AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND (locks.classid::bigint << 32) + locks.objid::bigint = :key
-LIMIT 1
-""")
 
 
 class PostgresStore(Store):
@@ -186,24 +175,24 @@ class PostgresStore(Store):
             raise
 
     def load(self) -> Remembered:
-        """See `Store`. From here on `begin` and `news` tell what came after it."""
+        """See `Store`. From here on `begin` and `catch_up` tell what came after it."""
         self.abandon()
         with self._reading(PATIENCE_S, isolation_level="REPEATABLE READ") as connection:
             return self._everything(connection)
 
-    def begin(self) -> News:
+    def begin(self) -> Update:
         """See `Store`."""
         self.abandon()
         with self._reporting("The trajectory queue gave no turn."):
             connection = self._engine.connect()
             try:
                 _lock(connection)
-                news = self._news(connection)
+                update = self._catch_up(connection)
             except BaseException:
                 connection.close()
                 raise
         self._turn = connection
-        return news
+        return update
 
     def commit(self, changes: Sequence[Change]) -> None:
         """See `Store`."""
@@ -212,8 +201,13 @@ class PostgresStore(Store):
         if connection is None or known is None:
             raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
         with self._reporting("The changes were not stored."), connection:
-            _release_bodies(connection, changes)
-            rows.write(connection, changes)
+            # Before the changes: the tokens of every batch that is not the last delivered any more are deleted.
+            saved = (change.delivery for change in changes if isinstance(change, DeliverySaved))
+            if delivered := [batch.groups for batch in saved if batch.standing is Standing.DELIVERED]:
+                before = connection.scalar(_LAST_DELIVERED) or ()
+                released = {group_id for ids in (before, *delivered[:-1]) for group_id in ids} - set(delivered[-1])
+                connection.execute(sa.delete(bodies).where(_is_asked_for), {"ids": list(released)})
+            store.write(connection, changes)
             arrived = [change for change in changes if isinstance(change, GroupArrived)]
             if arrived:
                 values = [{"group_id": change.group.id, "element": change.body} for change in arrived]
@@ -236,10 +230,10 @@ class PostgresStore(Store):
         except SQLAlchemyError as error:  # a lost connection has ended its turn already
             _log.warning("%s: a turn ended with its connection: %s", self.name, error)
 
-    def news(self) -> News:
+    def catch_up(self) -> Update:
         """See `Store`."""
         with self._reading(isolation_level="REPEATABLE READ") as connection:
-            return self._news(connection)
+            return self._catch_up(connection)
 
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
@@ -255,21 +249,19 @@ class PostgresStore(Store):
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def _news(self, connection: Connection) -> News:
+    def _catch_up(self, connection: Connection) -> Update:
         """What happened after the last turn known here; everything where the log does not tell."""
-        changes = None if self._known is None else self._changes_since(connection, self._known)
-        return News(afresh=self._everything(connection)) if changes is None else News(changes=changes)
-
-    def _changes_since(self, connection: Connection, known: Mark) -> list[Change] | None:
+        if self._known is None:
+            return Update(afresh=self._everything(connection))
         query = select(turns.c.number, turns.c.nonce, turns.c.changes).order_by(turns.c.number).limit(MOST_READ + 1)
-        found = connection.execute(query.where(turns.c.number >= known[0])).all()
-        if not found or tuple(found[0][:2]) != known or len(found) > MOST_READ:
-            return None
+        found = connection.execute(query.where(turns.c.number >= self._known[0])).all()
+        if not found or tuple(found[0][:2]) != self._known or len(found) > MOST_READ:
+            return Update(afresh=self._everything(connection))
         self._known = found[-1].number, found[-1].nonce
-        return [change for row in found[1:] for change in decoded(row.changes)]
+        return Update(changes=[change for row in found[1:] for change in decoded(row.changes)])
 
     def _everything(self, connection: Connection) -> Remembered:
-        remembered = rows.everything(connection)
+        remembered = store.everything(connection)
         number, nonce = connection.execute(_NEWEST).one()
         self._known = number, nonce
         return remembered
@@ -301,17 +293,14 @@ class PostgresStore(Store):
             except SQLAlchemyError as error:
                 cause: Any = error.orig if isinstance(error, DBAPIError) else error
                 diagnosis = getattr(cause, "diag", None)  # of what PostgreSQL itself says, without the statement
-                said = " ".join(str((diagnosis and diagnosis.message_primary) or cause).split())
-                why = self._redactor.text(said if said.endswith((".", "?")) else f"{said}.")
+                words = " ".join(str((diagnosis and diagnosis.message_primary) or cause).split())
+                why = self._redactor.text(words if words.endswith((".", "?")) else f"{words}.")
                 raise StoreFailed(what, f"{self.name}: {why}", ADVICE.get(_sqlstate(error), advice)) from error
 
     def _set_up(self, connection: Any, _: Any) -> None:
-        for setting, limit_s in (
-            ("lock_timeout", LOCK_S),
-            ("statement_timeout", STATEMENT_S),
-            ("idle_in_transaction_session_timeout", IDLE_S),
-        ):
-            connection.execute("SELECT set_config(%s, %s, false)", (setting, f"{limit_s * 1000:.0f}"))
+        limits = {"lock": LOCK_S, "statement": STATEMENT_S, "idle_in_transaction_session": IDLE_S}
+        for setting, limit_s in limits.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (f"{setting}_timeout", f"{limit_s * 1000:.0f}"))
         if self._power:
             connection.execute(_POWER)
         connection.commit()
@@ -325,7 +314,7 @@ class PostgresStore(Store):
         with self._engine.connect() as connection:
             _lock(connection)
             present = set(sa.inspect(connection).get_table_names())
-            tables = (*rows.RECORDS, bodies, turns)
+            tables = (*store.RECORDS, bodies, turns)
             if schema_version.name in present:
                 found = connection.scalar(select(schema_version.c.version))
                 if found != SCHEMA_VERSION:
@@ -363,26 +352,11 @@ def _lock(connection: Connection) -> None:
     except DBAPIError as error:
         if _sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
-        connection.rollback()
-        row = connection.execute(_HOLDER, {"key": QUEUE}).one_or_none()
-        holder = f"'{row.application_name}' (backend {row.pid}) holds it, for {row.held_s:.0f} s." if row else ""
         raise StoreFailed(
             f"The trajectory queue gave no turn within {LOCK_S} s.",
-            holder or "Nobody holds it any more.",
-            "Look at that server: it hangs, or its database is slow; the request can be sent again.",
+            "Another server on it hangs, or its database is slow.",
+            "Look at the other servers (pg_stat_activity names them); the request can be sent again.",
         ) from error
-
-
-def _release_bodies(connection: Connection, changes: Iterable[Change]) -> None:
-    """Delete the tokens of every batch that is not the last delivered any more. Before the changes are written."""
-    saved = (change.delivery for change in changes if isinstance(change, DeliverySaved))
-    delivered = [delivery.groups for delivery in saved if delivery.standing is Standing.DELIVERED]
-    if not delivered:
-        return
-    before = connection.scalar(_LAST_DELIVERED) or ()
-    released = {group_id for groups in (before, *delivered[:-1]) for group_id in groups} - set(delivered[-1])
-    if released:
-        connection.execute(sa.delete(bodies).where(_is_asked_for), {"ids": list(released)})
 
 
 # -- the log of turns --------------------------------------------------------------------------------------------------

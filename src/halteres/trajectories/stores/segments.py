@@ -86,7 +86,10 @@ class Segments:
         file, self._unsynced = self._open(), True
         try:
             for text, extent in zip(texts, extents, strict=True):
-                _write(file, text, extent.start)
+                left, at = memoryview(text), extent.start
+                while left:  # a disk or a signal may make a call take less than it was given
+                    taken = os.pwrite(file, left, at)
+                    left, at = left[taken:], at + taken
         except OSError:
             self._cut()
             raise
@@ -161,14 +164,6 @@ class Segments:
             self._is_new = not path.exists()
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         return self._file
-
-
-def _write(file: int, text: bytes, at: int) -> None:
-    """A disk or a signal may make a call take less than it was given."""
-    left = memoryview(text)
-    while left:
-        taken = os.pwrite(file, left, at)
-        left, at = left[taken:], at + taken
 
 
 def _read(file: int | None, extent: Extent) -> bytes | None:

@@ -27,10 +27,9 @@ from sqlalchemy.exc import DBAPIError
 
 from halteres.errors import Conflict, boundary
 from halteres.trajectories.records import Change, GroupArrived
-from halteres.trajectories.stores import rows
-from halteres.trajectories.stores.rows import SCHEMA_VERSION, chunks, groups
+from halteres.trajectories.stores import store
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.store import Durability, Store, StoreFailed
+from halteres.trajectories.stores.store import SCHEMA_VERSION, Durability, Store, StoreFailed, chunks, groups
 
 PRAGMAS = (
     "page_size = 2048",  # a commit writes whole pages, and changes little in each
@@ -41,10 +40,7 @@ PRAGMAS = (
 )
 
 KEEP_BYTES = 1024**3
-
-RESERVE_BYTES = 8 * 1024**2
-"""Half of what SQLite's log holds before it is put into the file, most of which is pages that the file has already."""
-
+RESERVE_BYTES = 8 * 1024**2  # half of SQLite's log before it is put into the file, which has most of its pages
 PART_BYTES = 512 * 1024  # of it, given back at once: another program may be as quick to take it
 NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2  # one, one for each part of the reserve, one with a log begun anew
 
@@ -128,12 +124,18 @@ class SqliteStore(Store):
         return self._reserve.is_full
 
     def commit(self, changes: Sequence[Change]) -> None:
-        """See `Store`."""
+        """See `Store`. On a full disk no group comes in; whatever else is asked for is written into the reserve."""
         if not changes:
             return
         newest = self._segments.newest
+        num_tries = 1 if any(isinstance(change, GroupArrived) for change in changes) else NUM_TRIES
         try:
-            self._write_or_make_room(changes)
+            while not self._write(changes, is_last_try=num_tries == 1):
+                num_tries -= 1
+                self._reserve.give_back()
+                self._checkpoint()
+            if self._reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
+                self._checkpoint()
         except (DBAPIError, sqlite3.Error, OSError) as error:
             why = _cause(error)
             _log.error("%s took nothing: %s", self.file, why)
@@ -164,45 +166,33 @@ class SqliteStore(Store):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def _write_or_make_room(self, changes: Sequence[Change]) -> None:
-        """On a full disk nothing comes in; whatever else is asked for is written into what was reserved."""
-        num_tries = 1 if any(isinstance(change, GroupArrived) for change in changes) else NUM_TRIES
-        while True:
-            try:
-                self._write(changes)
-                break
-            except (DBAPIError, sqlite3.Error, OSError) as error:
-                num_tries -= 1
-                if not _is_full(error):
-                    raise
-                self._reserve.ran_out = True
-                if not num_tries:
-                    raise
-            self._reserve.give_back()
-            self._checkpoint()
-        if self._reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
-            self._checkpoint()
-
-    def _write(self, changes: Sequence[Change]) -> None:
+    def _write(self, changes: Sequence[Change], *, is_last_try: bool) -> bool:
+        """False: the disk is full; it may do where some of the reserve is given back."""
         arrived = [change for change in changes if isinstance(change, GroupArrived)]
-        if arrived:
-            self._reserve.make()
-        extents = self._segments.append([change.body for change in arrived])
-        newest = self._segments.newest if arrived else self._vouched
+        extents = list[Extent]()
         try:
+            if arrived:
+                self._reserve.make()
+                extents = self._segments.append([change.body for change in arrived])
+            newest = self._segments.newest if arrived else self._vouched
             if self._power:
                 self._segments.sync()
             with self._transaction():
                 if newest != self._vouched:
                     self._writer.execute(sa.insert(segments), {"number": newest, "first_group": arrived[0].group.id})
-                rows.write(self._writer, changes, extents)
-        except BaseException:
+                store.write(self._writer, changes, extents)
+        except BaseException as error:
             self._segments.take_back(extents)
-            raise
+            is_full = _is_full(error)
+            self._reserve.ran_out |= is_full
+            if not is_full or is_last_try:
+                raise
+            return False
         self._vouched = newest
+        return True
 
     def _remove_unwanted(self) -> None:
-        """Bring the folder of tokens within its bound, as far as what is wanted allows. A failure is only logged."""
+        """Bring the folder of tokens within its bound, as far as what is needed allows. A failure is only logged."""
         keep_bytes = 0 if self._reserve.is_full else self._keep_bytes
         if self._segments.num_bytes <= keep_bytes:
             return
@@ -232,11 +222,8 @@ class SqliteStore(Store):
         with suppress(sqlite3.Error):
             self._driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
-    # -- reading and opening -------------------------------------------------------------------------------------------
-
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        """A connection for whatever thread asks."""
         with boundary(StoreFailed, f"The trajectory database {self.file}"):
             try:
                 with self._engine.connect() as connection:
@@ -248,6 +235,10 @@ class SqliteStore(Store):
 
     def _beside(self, what: str) -> Path:
         return self.file.with_name(f"{self.file.name}.{what}")
+
+    def _set_up(self, connection: Any, _: Any) -> None:
+        for pragma in (*PRAGMAS, f"synchronous = {'FULL' if self._power else 'NORMAL'}"):
+            connection.execute(f"PRAGMA {pragma}")
 
     def _open(self, segment_bytes: int) -> Segments:
         try:
@@ -291,13 +282,9 @@ class SqliteStore(Store):
                     "It holds tables, and none of a trajectory server's.",
                     "Name another file with --database.",
                 )
-            rows.metadata.create_all(self._writer)
+            store.metadata.create_all(self._writer)
             segments.create(self._writer, checkfirst=True)
             self._writer.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
-
-    def _set_up(self, connection: Any, _: Any) -> None:
-        for pragma in (*PRAGMAS, f"synchronous = {'FULL' if self._power else 'NORMAL'}"):
-            connection.execute(f"PRAGMA {pragma}")
 
 
 class Reserve:
@@ -378,12 +365,6 @@ def _unusable(file: Path, why: object) -> StoreFailed:
 def _lock(file: Path, lock: Path) -> IO[bytes]:
     """Hold the file until closed: two servers would each think that they know what is in it."""
     try:
-        if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
-            raise Conflict(
-                f"The trajectory database {file} has another name, too.",
-                "It is a hard link; a server under the other name would not know of this one.",
-                "Remove one of the names.",
-            )
         file.parent.mkdir(parents=True, exist_ok=True)
         held = lock.open("ab")
     except OSError as error:
