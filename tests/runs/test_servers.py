@@ -17,7 +17,7 @@ from halteres.agent.watching import look
 from halteres.agent.watching.look import look_at
 from halteres.cli.main import app
 from halteres.cli.train import attend
-from halteres.clients import plain
+from halteres.clients import json_client
 from halteres.clients.trajectories import NotAllowed, TrainerClient, TrainerRegistration
 from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
@@ -65,12 +65,12 @@ def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_
     with closing(TrainerClient(api.url)) as trainer, pytest.raises(NotAllowed):
         trainer.register(other)
     for path in ("/scored_data", "/register-env", "/disconnect-env"):
-        with pytest.raises(plain.Refused) as refused:
-            plain.post_json(f"{api.url}{path}", {}, 5)
+        with pytest.raises(json_client.Refused) as refused:
+            json_client.post_json(f"{api.url}{path}", {}, 5)
         assert refused.value.answered == 401
     for url in (f"{api.url}/reset_data", f"{service.url}/runs/{run.run_id}/v1/models"):
-        with pytest.raises(plain.Refused) as refused:
-            plain.get_json(url, 5)
+        with pytest.raises(json_client.Refused) as refused:
+            json_client.get_json(url, 5)
         assert refused.value.answered == 401
     with pytest.raises(tinker.AuthenticationError, match="halteres runs connect"):
         tinker.ServiceClient(base_url=service.url, api_key="tml-other").holder.get_session_id()
@@ -100,8 +100,8 @@ def test_connect_prints_what_reaches_a_runs_servers_while_they_are_there(home: P
     told = _variables(printed.output)
     with closing(TrainerClient(told["ROLLOUT_SERVER_URL"])) as trajectories:
         assert trajectories.diagnostics()["environments"]
-    plain.get_json(f"{told['TINKER_BASE_URL']}/api/v1/get_server_capabilities", 5, told["TINKER_API_KEY"])
-    plain.get_json(f"{told['OPENAI_BASE_URL']}/models", 5, told["OPENAI_API_KEY"])
+    json_client.get_json(f"{told['TINKER_BASE_URL']}/api/v1/get_server_capabilities", 5, told["TINKER_API_KEY"])
+    json_client.get_json(f"{told['OPENAI_BASE_URL']}/models", 5, told["OPENAI_API_KEY"])
     stop_run(run)
     over = CliRunner().invoke(app, ["runs", "connect", run.run_id])
     assert isinstance(over.exception, Exception) and "has no servers now" in str(over.exception)
@@ -131,7 +131,7 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
         asked.append((url, key))
         return {"why": "No groups."}
 
-    monkeypatch.setattr(look.plain, "get_json", get_json)
+    monkeypatch.setattr(look.json_client, "get_json", get_json)
     monkeypatch.setattr(look, "_waits", lambda look: True)
     assert look.why_no_batch(look_at(run)) == "No groups."
     api = servers_of(run).trajectories

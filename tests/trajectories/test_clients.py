@@ -15,13 +15,13 @@ import pytest
 from aiohttp import web
 
 import halteres
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories import (
     Address,
     EnvironmentClient,
     KeyReused,
     LeaseLost,
     NotAllowed,
-    Patience,
     TrainerClient,
     TrainerRegistration,
     UnknownEnvironment,
@@ -74,8 +74,8 @@ def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_traine
 )
 def test_a_group_is_truncated_where_its_parameters_leave_tokens_out(told: str, cut: bool) -> None:
     element = f'{{"tokens": [[1]], "masks": [[1]], "scores": [0], "generation_params": {told}}}'
-    batch = decoder.decode(f'{{"batch": [{element}]}}').as_batch()
-    assert batch is not None and [each.is_truncated for each in batch.groups] == [cut]
+    reply = decoder.decode(f'{{"batch": [{element}]}}')
+    assert reply.batch is not None and [each.as_group().is_truncated for each in reply.batch] == [cut]
 
 
 async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess, trainer: TrainerClient) -> None:
@@ -203,14 +203,14 @@ def test_waiting_for_a_server_that_is_away_can_be_stopped_and_ends_at_its_deadli
         asked.append(True)
         return len(asked) > 3
 
-    patient = TrainerClient("http://127.0.0.1:9", Patience(total_s=3600, first_s=0.01))
+    patient = TrainerClient("http://127.0.0.1:9", Retries.for_seconds(3600, longest_wait_s=0.01))
     assert patient.batch(0, deadline_s=3600, stopped=stopped) is None
     with pytest.raises(NotReady, match="does not answer"):
         patient.batch(0, deadline_s=0.05)
 
 
 async def test_a_server_that_stays_away_is_told_after_the_patience() -> None:
-    nobody, brief = "http://127.0.0.1:9", Patience(total_s=0.2, first_s=0.01)
+    nobody, brief = "http://127.0.0.1:9", Retries.for_seconds(0.2)
     with pytest.raises(NotReady, match="does not answer"):
         TrainerClient(nobody, brief).register(RUN)
     async with EnvironmentClient(nobody, brief) as environment:

@@ -8,16 +8,16 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import count
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from halteres.errors import HalteresError, NotReady
 
 T = TypeVar("T")
+Errors = tuple[type[Exception], ...]
 
 log = logging.getLogger(__name__)
 
-_SAY_AFTER_S = 3.0
+_LOGGED_AFTER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,33 +29,63 @@ class Retries:
     longest_wait_s: float = 2.0
     within_s: float = 600.0  # from the first attempt; no attempt is begun later
 
-    async def call(self, attempt: Callable[[], Awaitable[T]], on: tuple[type[Exception], ...]) -> T:
+    @classmethod
+    def for_seconds(cls, within_s: float, longest_wait_s: float = 1.0) -> Self:
+        """As many attempts as there is time for."""
+        return cls(attempts=None, first_wait_s=0.05, longest_wait_s=longest_wait_s, within_s=within_s)
+
+    async def call(self, attempt: Callable[[], Awaitable[T]], on: Errors = (NotReady,)) -> T:
         """The first result; after the last attempt the last error, as it was raised."""
-        began = time.monotonic()
-        wait, is_logged = self.first_wait_s, self.attempts is not None
-        for number in count(1):
+        waits = _Waits(self)
+        while True:
             try:
                 return await attempt()
             except on as error:
-                given = error.details.get("retry_after_s") if isinstance(error, HalteresError) else None
-                asked_s = given or 0.0
-                is_late = time.monotonic() + max(wait, asked_s) > began + self.within_s
-                if number == self.attempts or is_late:
+                if (wait_s := waits.after(error)) is None:
                     raise
-                if not is_logged and time.monotonic() - began > _SAY_AFTER_S:
-                    is_logged = True
-                    log.warning("Waiting, for %g s at most: %s", self.within_s, error)
-            spread = random.uniform(0.5, 1.0)  # noqa: S311 - of many callers; decides nothing
-            await asyncio.sleep(max(wait * spread, asked_s))
-            wait = min(2 * wait, self.longest_wait_s)
-        raise AssertionError("counting ends never")
+            await asyncio.sleep(wait_s)
+
+    def call_blocking(
+        self, attempt: Callable[[], T], on: Errors = (NotReady,), is_over: Callable[[], bool] = lambda: False
+    ) -> T:
+        """The same without an event loop; also over as soon as `is_over` says so."""
+        waits = _Waits(self)
+        while True:
+            try:
+                return attempt()
+            except on as error:
+                if is_over() or (wait_s := waits.after(error)) is None:
+                    raise
+            time.sleep(wait_s)
+
+
+class _Waits:
+    """The waits of one call."""
+
+    def __init__(self, bounds: Retries) -> None:
+        self._bounds, self._began, self._failed = bounds, time.monotonic(), 0
+        self._wait_s, self._is_logged = bounds.first_wait_s, bounds.attempts is not None
+
+    def after(self, error: Exception) -> float | None:
+        """How long to wait after this failure; None: no further attempt."""
+        bounds, passed_s = self._bounds, time.monotonic() - self._began
+        requested = error.details.get("retry_after_s") if isinstance(error, HalteresError) else None
+        least_s, longest_s = requested or 0.0, self._wait_s
+        self._failed += 1
+        if self._failed == bounds.attempts or passed_s + max(longest_s, least_s) > bounds.within_s:
+            return None
+        if not self._is_logged and passed_s > _LOGGED_AFTER_S:
+            self._is_logged = True
+            log.warning("Waiting, for %g s at most: %s", bounds.within_s, error)
+        self._wait_s = min(2 * longest_s, bounds.longest_wait_s)
+        spread = random.uniform(0.5, 1.0)  # noqa: S311 - of many callers; decides nothing
+        return max(longest_s * spread, least_s)
 
 
 async def until_ready(call: Callable[[], Awaitable[T]], within_s: float) -> T:
     """Repeat a call that raises NotReady, with growing waits or those the server asks for, for `within_s` at most."""
-    retries = Retries(attempts=None, first_wait_s=0.05, longest_wait_s=1.0, within_s=within_s)
     try:
-        return await retries.call(call, (NotReady,))
+        return await Retries.for_seconds(within_s).call(call)
     except NotReady as error:
         why = f"It was waited for {within_s:g} s. {error.why}".strip()
         raise NotReady(error.what, why, "Start the server, or look at its log.") from error

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories import (
     EnvironmentClient,
     KeyReused,
-    Patience,
     Posted,
     Registered,
     UnknownEnvironment,
@@ -34,7 +34,7 @@ from halteres.environments.config import BaseEnvConfig
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady
 from halteres.files import replace_file
 
-PATIENCE = Patience(total_s=600.0, longest_s=0.5)
+PATIENCE = Retries.for_seconds(600.0, longest_wait_s=0.5)
 """How long the server may be away (its restart takes under a second) before the environment gives up."""
 
 SEND_S = 60.0

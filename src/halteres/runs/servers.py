@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halteres.clients import plain
+from halteres.clients import json_client
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.settings import InferenceSettings
@@ -152,8 +152,8 @@ def _service_of(run: RunDirectory) -> Server | None:
 def _check_answers(service: Server) -> None:
     """A service that has ended is reported at once: its clients would wait for it to come back."""
     try:
-        plain.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
-    except plain.Refused:  # it is there
+        json_client.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
+    except json_client.Refused:  # it is there
         return
     except NotReady as error:
         raise NotReady(
@@ -188,9 +188,9 @@ def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Eve
             last = tail(log, 1) or [f"Exit code {child.exit_code}."]
             raise ProcessFailed("The training service did not start.", last[0])
         try:
-            plain.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
+            json_client.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
             return
-        except (plain.Refused, NotReady):
+        except (json_client.Refused, NotReady):
             if given_up.wait(ASK_EVERY_S):
                 raise NotReady("The training service is not waited for any longer.") from None
     raise NotReady(
@@ -214,8 +214,8 @@ def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 1
         ProcessFailed: the server refused; its own sentence is in the error.
     """
     try:
-        return plain.post_json(f"{service.url}{path}", body, deadline_s, service.key)
-    except plain.Refused as error:
+        return json_client.post_json(f"{service.url}{path}", body, deadline_s, service.key)
+    except json_client.Refused as error:
         raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
     except NotReady as error:
         raise NotReady(

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from halteres import process
-from halteres.clients.trajectories import Patience, TrainerClient
+from halteres.clients.retries import Retries
+from halteres.clients.trajectories import TrainerClient
 from halteres.config import environ
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
@@ -64,7 +65,7 @@ async def run(folder: RunFolder) -> None:
         policy = await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
     await open_to_environments(policy, report, fresh=wiring.resume_from is None)
     report.begins(settings.env, done, tempered=policy.tempered)
-    trajectories = Trajectories(TrainerClient(wiring.api_url, Patience(total_s=4.0)), registration, stopping)
+    trajectories = Trajectories(TrainerClient(wiring.api_url, Retries.for_seconds(4.0)), registration, stopping)
     await trajectories.register()
     stopping.start_clock()
     try:

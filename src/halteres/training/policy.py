@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halteres.clients.plain import Refused, get_json
+from halteres.clients.json_client import Refused, get_json
 from halteres.config.settings import TrainerSettings
 from halteres.errors import NotReady, boundary
 from halteres.losses import LossKind, find_kind

@@ -67,23 +67,23 @@ def choose(
 
 
 class _Walk:
-    """Looks at no more groups than the batch holds, plus one per lane: its cost does not grow with the queue."""
+    """Looks at no more groups than the batch holds, plus one per fifo: its cost does not grow with the queue."""
 
     def __init__(self, queue: Queue, batch_size: int, by_weight: Shares | None) -> None:
         self.taken: list[GroupRecord] = []
         self._room, self._by_weight = Room(queue.num_by_size, batch_size), by_weight
-        self._lanes = {(env_id, size): iter(lane.values()) for env_id, size, lane in queue.lanes()}
-        self._heads = {key: next(lane) for key, lane in self._lanes.items()}  # the oldest of each that is not taken
+        self._fifos = {(env_id, size): iter(fifo.values()) for env_id, size, fifo in queue.fifos()}
+        self._heads = {key: next(fifo) for key, fifo in self._fifos.items()}  # the oldest of each that is not taken
         self._given: Counter[EnvId] = Counter()  # sequences
 
     def take(self, env_id: EnvId, size: int) -> bool:
-        """Take the oldest group of a lane, if there is one left and the rest can still be completed."""
-        lane = env_id, size
-        if lane not in self._heads or not self._room.take(size):
+        """Take the oldest group of a fifo, if there is one left and the rest can still be completed."""
+        fifo = env_id, size
+        if fifo not in self._heads or not self._room.take(size):
             return False
-        self.taken.append(self._heads.pop(lane))
-        if (following := next(self._lanes[lane], None)) is not None:
-            self._heads[lane] = following
+        self.taken.append(self._heads.pop(fifo))
+        if (following := next(self._fifos[fifo], None)) is not None:
+            self._heads[fifo] = following
         if self._by_weight is not None:
             self._by_weight.took(env_id, size)
         self._given[env_id] += size
@@ -175,7 +175,7 @@ class MinimumShares:
             return False
         if not env_ids:
             return can_add_up(left, missing)
-        own = [{size: len(lane) for size, lane in self._queue.sizes_of(env_id).items()} for env_id in env_ids]
+        own = [{size: len(fifo) for size, fifo in self._queue.sizes_of(env_id).items()} for env_id in env_ids]
         others = Counter(left)
         for each in own:
             others.subtract(each)
@@ -184,8 +184,8 @@ class MinimumShares:
 
 # -- exact sums ------------------------------------------------------------------------------------------------------
 #
-# A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size shifts it; n groups cost
-# log2(n) shifts, and an answer O(distinct sizes * total) bits, however many groups there are.
+# A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size shifts it; n groups
+# cost log2(n) shifts, an answer O(distinct sizes * total) bits, however many groups there are.
 
 
 def can_add_up(num_by_size: Mapping[int, int], total: int) -> bool:

@@ -68,7 +68,7 @@ def span_for(state: State, version: int | None) -> Span | None:
     return None if bound is None or version is None else Span(version - bound, version + bound)
 
 
-def asked_with(state: State, step: int) -> int | None:
+def version_at_request(state: State, step: int) -> int | None:
     """The trainer's version when it asked for the batch after so many; None: it has not yet, or told none.
 
     Of a batch before those of this run, what it said with its first question: a deterministic environment samples the
@@ -97,10 +97,10 @@ def has_gone_back(run: RunRecord) -> bool:
 def minima(state: State) -> list[batch_selection.Minimum]:
     """Minimum shares of the next batch; without those that starved for longer than the operator waits."""
     now, patience_s = state.clock(), state.rules.min_share_patience_s
-    asked = state.envs.minima(state.run.batch_size, now)
+    registered = state.envs.minima(state.run.batch_size, now)
     if patience_s is None:
-        return asked
-    return [each for each in asked if not state.envs.by_id[each.env_id].starves_for(now) > patience_s]
+        return registered
+    return [each for each in registered if not state.envs.by_id[each.env_id].starves_for(now) > patience_s]
 
 
 def choose(state: State) -> list[GroupRecord] | None:
@@ -138,22 +138,26 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
             give_back(state, each.id)
     if query.after is not None and query.after in state.out:  # the last batch that the trainer holds: acknowledged
         _deliver(state, state.out[query.after])
-    wanted = span_for(state, version)
-    if wanted and version is not None and has_gone_back(state.run):  # nothing of the weights that it left behind
-        wanted = Span(wanted.oldest, version)
+    span = span_for(state, version)
+    if span and version is not None and has_gone_back(state.run):  # nothing of the weights that it left behind
+        span = Span(span.oldest, version)
     if (last := redelivery_of(state, query, version)) is not None:
         if has_gone_back(state.run):
-            _set_aside_outside(state, wanted, version)
-        return _redeliver(state, last, version)
-    _move_on(state, wanted, version)
+            _drop_outside(state, span, version)
+        if version != last.version:  # a trainer that dies before its step comes back with this one
+            last = replace(last, version=version)
+            state.do(DeliverySaved(last))
+        state.save_run(replace(state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None))
+        return last
+    _move_on(state, span, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
         back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
         state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
         return _hand_out(state, back.groups, query, version)
-    for asked in state.envs.minima(state.run.batch_size, now):
-        env = state.envs.by_id[asked.env_id]
-        starves = batch_selection.unmet(state.queue, state.run.batch_size, [asked]) is not None
+    for minimum in state.envs.minima(state.run.batch_size, now):
+        env = state.envs.by_id[minimum.env_id]
+        starves = batch_selection.unmet(state.queue, state.run.batch_size, [minimum]) is not None
         env.starving_since = (env.starving_since or now) if starves else None
     chosen = choose(state)
     return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)
@@ -177,35 +181,26 @@ def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Deliv
     return last if (version == last.version if after == 0 else last.held == after) else None
 
 
-def _redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
-    """It answers another question, and counts once."""
-    if version != last.version:  # a trainer that dies before its step comes back with this one
-        last = replace(last, version=version)
-        state.do(DeliverySaved(last))
-    state.save_run(replace(state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None))
-    return last
-
-
-def _move_on(state: State, wanted: Span | None, version: int | None) -> None:
+def _move_on(state: State, span: Span | None, version: int | None) -> None:
     """The trainer asks for another batch: what fits none of its batches any more is set aside."""
     state.save_run(replace(state.run, asked_version=version, parked=False))
     batch_size = state.run.batch_size
     if state.queue.largest() > batch_size:  # came before the trainer said how large a batch is
         for group in [group for group in state.queue.groups.values() if group.size > batch_size]:
             state.put(group, Place.SET_ASIDE, exceeds_batch(group.size, batch_size))
-    _set_aside_outside(state, wanted, version)
+    _drop_outside(state, span, version)
     for batch in [each for each in state.out.values() if each.is_back]:
         unfit = dict[int, Problem]()
         for group in map(state.waiting.__getitem__, batch.groups):
             if group.size > batch_size:
                 unfit[group.id] = exceeds_batch(group.size, batch_size)
-            elif wanted and not wanted.holds(group.versions):
+            elif span and not span.holds(group.versions):
                 unfit[group.id] = too_far(group.versions, version, state.max_staleness)
         if unfit or batch.num_sequences != batch_size:
             dissolve(state, batch, unfit)
 
 
-def _set_aside_outside(state: State, span: Span | None, version: int | None) -> None:
+def _drop_outside(state: State, span: Span | None, version: int | None) -> None:
     for group in state.queue.outside(span.oldest, span.newest) if span else ():
         state.put(group, Place.SET_ASIDE, too_far(group.versions, version, state.max_staleness))
 

@@ -16,6 +16,7 @@ from halteres.trajectories import batch_selection, batches
 from halteres.trajectories.environments import Environment
 from halteres.trajectories.posted_group import LARGEST_ENV_ID
 from halteres.trajectories.records import OPEN, Standing
+from halteres.trajectories.schema import EnvStatus, Status
 from halteres.trajectories.state import State
 
 Reason = dict[str, Any]
@@ -44,10 +45,10 @@ _log = logging.getLogger(__name__)
 # -- what environments poll --------------------------------------------------------------------------------------------
 
 
-def status(state: State) -> dict[str, int]:
+def status(state: State) -> Status:
     """GET /status: the step, and groups that wait."""
     num_out = sum(len(batch.groups) for batch in state.out.values())
-    return {"current_step": state.kept_step, "queue_size": len(state.queue) + num_out}
+    return Status(current_step=state.kept_step, queue_size=len(state.queue) + num_out)
 
 
 def is_paused(state: State) -> bool:
@@ -69,7 +70,7 @@ def is_full(state: State) -> bool:
     return state.num_bytes * 4 >= state.rules.max_queue_bytes * 3
 
 
-def status_env(state: State, env: Environment) -> dict[str, Any]:
+def status_env(state: State, env: Environment) -> EnvStatus:
     """GET /status-env: rule 2.6 of the original; a pause as a worker limit of 0. `allowance` is ours."""
     queue, batch_size, now = state.queue, state.run.batch_size, state.clock()
     weight = state.envs.weight_of(env, now)
@@ -85,28 +86,20 @@ def status_env(state: State, env: Environment) -> dict[str, Any]:
         for other_id, num in waiting.items():
             share = shares.get(other_id, 0.0) if other_id is not None else 0.0
             others += max(0, math.ceil(num / largest) * largest - int(batch_size * share))
-    return {
-        "current_step": state.kept_step,
-        "queue_size": (own + others) // group_size,
-        "unallocated_fraction": 1.0 - min(1.0, sum(shares.values())),
-        "self_queue_size": own // group_size,
-        "max_group_size": largest,
-        "env_weight": weight,
-        "allowance": allowance(state, env),
-    }
+    return EnvStatus(
+        current_step=state.kept_step,
+        queue_size=(own + others) // group_size,
+        unallocated_fraction=1.0 - min(1.0, sum(shares.values())),
+        self_queue_size=own // group_size,
+        max_group_size=largest,
+        env_weight=weight,
+        allowance=allowance(state, env),
+    )
 
 
-def idle(state: State, weight: float = 1.0) -> dict[str, Any]:
+def idle(state: State, weight: float = 1.0) -> EnvStatus:
     """The answer that makes any client pause."""
-    return {
-        "current_step": state.kept_step,
-        "queue_size": 0,
-        "unallocated_fraction": 0.0,
-        "self_queue_size": 0,
-        "max_group_size": 1,
-        "env_weight": weight,
-        "allowance": 0,
-    }
+    return EnvStatus(current_step=state.kept_step, env_weight=weight)
 
 
 def allowance(state: State, env: Environment) -> int:
@@ -144,12 +137,9 @@ def metrics_text(state: State) -> str:
     standings = Counter(batch.standing for batch in state.out.values())
     oldest = next(iter(state.waiting.values()), None)
     age_s = 0.0 if oldest is None else max(0.0, now - oldest.received_at)
+    num_received = state.num_accepted + num_set_aside
     counters = (
-        (
-            "groups_received_total",
-            "Groups of this run, those set aside among them.",
-            state.num_accepted + num_set_aside,
-        ),
+        ("groups_received_total", "Groups of this run, those set aside among them.", num_received),
         ("groups_repeated_total", "Groups that came again with their key since the start.", state.num_duplicates),
         ("batches_handed_out_total", "Batches of all runs, offered or leased, repeats too.", state.last_delivery),
     )
@@ -164,18 +154,14 @@ def metrics_text(state: State) -> str:
         ("oldest_seconds", "How long the oldest of these groups has waited.", age_s),
         ("environments_live", "Environments heard of lately.", len(state.envs.live(now))),
     )
-    set_aside, open_batches = dict(state.set_aside), {each.value: standings[each] for each in sorted(OPEN)}
-    return text_of(
-        (
-            *(Metric.one(name, "counter", words, figure) for name, words, figure in counters),
-            Metric(
-                "groups_set_aside_total", "counter", "Groups of this run that no batch will have.", set_aside, "reason"
-            ),
-            *(Metric.one(name, "gauge", words, figure) for name, words, figure in gauges),
-            Metric("open_batches", "gauge", "Batches that are not delivered yet.", open_batches, "standing"),
-        ),
-        "halteres_trajectories_",
+    useless, unsettled = dict(state.set_aside), {each.value: standings[each] for each in sorted(OPEN)}
+    metrics = (
+        *(Metric.one(name, "counter", words, figure) for name, words, figure in counters),
+        Metric("groups_set_aside_total", "counter", "Groups of this run that no batch will have.", useless, "reason"),
+        *(Metric.one(name, "gauge", words, figure) for name, words, figure in gauges),
+        Metric("open_batches", "gauge", "Batches that are not delivered yet.", unsettled, "standing"),
     )
+    return text_of(metrics, "halteres_trajectories_")
 
 
 # -- why there is no batch ---------------------------------------------------------------------------------------------
@@ -185,7 +171,7 @@ def report(state: State) -> dict[str, Any]:
     """What waits, who sent it, and what the next batch still lacks."""
     queue, now = state.queue, state.clock()
     ready = batches.is_ready(state)
-    heads = [next(iter(lane.values())) for _, _, lane in queue.lanes()]
+    heads = [next(iter(fifo.values())) for _, _, fifo in queue.fifos()]
     out = [state.waiting[group_id] for batch in state.out.values() for group_id in batch.groups]
     buffered = [group for env in state.envs.by_id.values() for group in env.buffer]
     oldest = min((group.received_at for group in (*heads, *out, *buffered)), default=None)
@@ -253,9 +239,8 @@ def reasons(state: State) -> Iterator[Reason]:
             text += ", and it makes no batch: --max-queue-batches or --max-queue-bytes is too low for what comes."
         yield _reason("queue_full", text)
     yield from _shortfall(state)
-    yield from _unmet_minimum(state)
     yield from _crowded_out(state)
-    yield from _set_aside_or_buffered(state)
+    yield from _useless_or_buffered(state)
 
 
 def _shortfall(state: State) -> Iterator[Reason]:
@@ -278,13 +263,9 @@ def _shortfall(state: State) -> Iterator[Reason]:
     elif not batch_selection.can_add_up(state.queue.num_by_size, need):
         text = f"{have} sequences are queued, but no choice of their groups has exactly {need}; more groups will do."
         yield _reason("size_cannot_pack", text, sizes=sorted(state.queue.num_by_size), batch=need)
-
-
-def _unmet_minimum(state: State) -> Iterator[Reason]:
-    starved = batches.starved(state)
-    if starved is None:
+    if (starved := batches.starved(state)) is None:
         return
-    env, now = state.envs.by_id[starved.env_id], state.clock()
+    env = state.envs.by_id[starved.env_id]
     lacks = "none queued that fits a batch now" if state.queue.num_groups_of(env.id) else "none queued"
     text = f"Environment '{env.record.name}' asked for {starved.need} sequences of every batch and has {lacks}."
     if (silent_s := now - env.last_seen) > SILENT_S:
@@ -296,13 +277,13 @@ def _unmet_minimum(state: State) -> Iterator[Reason]:
 
 def _crowded_out(state: State) -> Iterator[Reason]:
     """Whose groups wait for ever beside minimum shares that are a whole batch; the batches themselves go on."""
-    asked, batch_size, taken = batches.minima(state), state.run.batch_size, 0
-    for each in asked:  # what a minimum takes where it has enough: whole groups, of those that fit
+    minima, batch_size, taken = batches.minima(state), state.run.batch_size, 0
+    for each in minima:  # what a minimum takes where it has enough: whole groups, of those that fit
         size = max(1, state.envs.by_id[each.env_id].group_size)
         taken += min(math.ceil(each.need / size), batch_size // size) * size
-    env_ids = sorted(each.env_id for each in asked)
+    env_ids = sorted(each.env_id for each in minima)
     num_others = len(state.queue) - sum(map(state.queue.num_groups_of, env_ids))
-    if not asked or not num_others or taken < batch_size:
+    if not minima or not num_others or taken < batch_size:
         return
     if any(group.env_id not in env_ids for group in batches.choose(state) or ()):
         return  # sizes that do not add up without them
@@ -316,7 +297,7 @@ def _crowded_out(state: State) -> Iterator[Reason]:
     yield _reason("shares_fill_batch", text, env_ids=env_ids, groups=num_others, batch=batch_size)
 
 
-def _set_aside_or_buffered(state: State) -> Iterator[Reason]:
+def _useless_or_buffered(state: State) -> Iterator[Reason]:
     batch_size = state.run.batch_size
     for env in state.envs.live(state.clock()):
         if env.group_size > batch_size:
@@ -347,17 +328,17 @@ class NoBatchWarning:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()  # codes
 
     def answered(self, state: State, *, empty: bool) -> None:
         """A question was answered, with a batch or without."""
         if not empty or state.queue.num_sequences < state.run.batch_size:
             self._since = None
-            self._said.clear()
+            self._logged.clear()
             return
         now = state.clock()
         self._since = now if self._since is None else self._since
         reason = next(reasons(state), None) if now - self._since >= PATIENCE_S else None
-        if reason is not None and reason["code"] not in self._said:
-            self._said.add(reason["code"])
+        if reason is not None and reason["code"] not in self._logged:
+            self._logged.add(reason["code"])
             _log.warning("No batch for %.0f s: %s", PATIENCE_S, reason["sentence"])

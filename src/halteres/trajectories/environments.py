@@ -30,7 +30,7 @@ class Buffer:
         return bool(self._by_size)
 
     def __iter__(self) -> Iterator[GroupRecord]:
-        groups = chain.from_iterable(lane.values() for lane in self._by_size.values())
+        groups = chain.from_iterable(fifo.values() for fifo in self._by_size.values())
         return iter(sorted(groups, key=lambda group: group.id))
 
     def append(self, group: GroupRecord) -> None:
@@ -40,9 +40,9 @@ class Buffer:
 
     def remove(self, group: GroupRecord) -> None:
         """A group waits no longer."""
-        lane = self._by_size[group.size]
-        del lane[group.id]
-        if not lane:
+        fifo = self._by_size[group.size]
+        del fifo[group.id]
+        if not fifo:
             del self._by_size[group.size]
         self.num_sequences -= group.size
 
@@ -51,20 +51,20 @@ class Buffer:
 
         Older ones are preferred: each is taken if the rest can still be completed. None where it does not add up.
         """
-        num_by_size = Counter({size: len(lane) for size, lane in self._by_size.items()})
+        num_by_size = Counter({size: len(fifo) for size, fifo in self._by_size.items()})
         num_by_size[group.size] += 1
         if not can_add_up(num_by_size, group_size):
             return []
-        lanes = {size: iter(lane.values()) for size, lane in self._by_size.items()}
-        lanes[group.size] = chain(lanes.get(group.size, ()), (group,))
-        heads = {size: next(lane) for size, lane in lanes.items()}
+        fifos = {size: iter(fifo.values()) for size, fifo in self._by_size.items()}
+        fifos[group.size] = chain(fifos.get(group.size, ()), (group,))
+        heads = {size: next(fifo) for size, fifo in fifos.items()}
         room, taken = Room(num_by_size, group_size), list[GroupRecord]()
         while room.missing:
             oldest = min(heads.values(), key=lambda head: head.id)
             del heads[oldest.size]
             if room.take(oldest.size):
                 taken.append(oldest)
-                if following := next(lanes[oldest.size], None):
+                if following := next(fifos[oldest.size], None):
                     heads[oldest.size] = following
         return taken
 

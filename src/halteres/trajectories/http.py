@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,27 +27,20 @@ from halteres.trajectories.schema import Unprocessable, convert, decode
 from halteres.trajectories.service import QueueFull, TrajectoryService
 
 T = TypeVar("T")
-
 JSON = "application/json"
-
 CLIENT = "halteres-client"  # header of a client that knows our extensions
 
 # -- request bodies ----------------------------------------------------------------------------------------------------
 
 AT_ONCE = 1024**3  # bytes of all bodies being read or used; beyond, later ones wait, but for small ones
-SMALL = 64 * 1024
-"""Bytes up to which a body that says its length waits for nobody: a connection keeps more than that anyway."""
-
+SMALL = 64 * 1024  # bytes up to which a body that says its length waits for nobody: a connection keeps more anyway
 LARGEST_BODY = 256 * 1024 * 1024  # bytes of a request, inflated
 MOST_MEMBERS = 16  # members of a gzipped request. Clients send one; what follows it is copied for each.
 LARGE_PACKED = 128 * 1024  # bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside
-INFLATED_AT_ONCE = 1024 * 1024
-"""Bytes that are inflated on the event loop, in 2 ms at most. What holds more begins again in a thread."""
-
+INFLATED_AT_ONCE = 1024 * 1024  # bytes inflated on the event loop, in 2 ms at most; what holds more, in a thread
 GZIPPED = b"\x1f\x8b"  # how every gzip stream begins
-STALL_S = 10.0  # how long nothing of a body may arrive: one that says no more holds its place for no longer
-DEADLINE_S = 120.0
-"""How long a body may take from its first byte to its last: one that trickles holds its place for no longer."""
+STALL_S = 10.0  # how long nothing of a body may arrive: one that stops holds its place for no longer
+DEADLINE_S = 120.0  # how long a body may take from first byte to last: one that trickles holds its place for no longer
 
 
 class BadBody(HalteresError):
@@ -111,8 +104,10 @@ class Bodies:
         try:
             body = await self._read(receive)
             counted = self._recount(counted, len(body))
-            if encoding := headers.get(b"content-encoding"):
-                body = await self._inflated(body, encoding.lower())
+            encoding = headers.get(b"content-encoding", b"").lower()
+            # What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON.
+            if body and (encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)):
+                body = await self._inflated(body)
                 counted = self._recount(counted, len(body))
             yield body
         finally:
@@ -148,10 +143,7 @@ class Bodies:
                 "Send it again on a better connection.",
             ) from error
 
-    async def _inflated(self, body: bytes, encoding: bytes) -> bytes:
-        """What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON."""
-        if not body or not (encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)):
-            return body
+    async def _inflated(self, body: bytes) -> bytes:
         if len(body) <= LARGE_PACKED:
             try:
                 return inflate(body, min(INFLATED_AT_ONCE, self.largest))
@@ -195,7 +187,7 @@ def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """What the routes of one app have at hand."""
+    """What the routes of one app share."""
 
     service: TrajectoryService
     bodies: Bodies
@@ -205,11 +197,6 @@ class AppContext:
 def service_of(request: Request) -> TrajectoryService:
     """The service of the app that was asked."""
     return request.app.state.context.service
-
-
-def is_ours(request: Request) -> bool:
-    """Whether the client understands what the original never says."""
-    return CLIENT in request.headers
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
@@ -236,17 +223,11 @@ def query_of(request: Request, kind: type[T], *lists: str) -> T:
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 SMALLEST_GZIPPED = 1000  # bytes from which a reply is gzipped if the client accepts that
-LARGE_TO_PACK = 256 * 1024
-"""Bytes from which a reply is compressed in a thread: 400 MB/s are 0.7 ms up to here, and a thread costs 0.1."""
-
+LARGE_TO_PACK = 256 * 1024  # bytes from which a reply is compressed in a thread, which costs 0.1 ms; up to here 0.7
 LEVEL = 1  # the original compresses at 9: many times the time for a tenth of the size
 RETRY_AFTER_S = 1  # what a 503 advises where the error does not say
-TOO_DEEP = Unprocessable(
-    [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to be read."}]
-)
-
-TRAINERS = ("/v1/batches/",)
-"""Where only trainers post; what else is refused to a client says what an environment does wrong."""
+TOO_DEEP = Unprocessable([{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to read."}])
+TRAINERS = "/v1/batches/"  # where only trainers post; what else is refused says what an environment does wrong
 
 
 def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -256,9 +237,9 @@ def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 async def large_reply(request: Request, body: bytes) -> Response:
     """A JSON reply that may be large, gzipped where the client accepts it and the operator wants it."""
-    wanted: Gzip = request.app.state.context.gzip
-    accepted = "gzip" in request.headers.get("accept-encoding", "").lower()
-    if not accepted or len(body) < SMALLEST_GZIPPED or wanted == "never" or (wanted == "auto" and _is_here(request)):
+    rule: Gzip = request.app.state.context.gzip
+    is_accepted = "gzip" in request.headers.get("accept-encoding", "").lower()
+    if not is_accepted or len(body) < SMALLEST_GZIPPED or rule == "never" or (rule == "auto" and _is_here(request)):
         return Response(body, media_type=JSON)
     packed = await asyncio.to_thread(deflate, body) if len(body) > LARGE_TO_PACK else deflate(body)
     return Response(packed, headers={"content-encoding": "gzip", "vary": "Accept-Encoding"}, media_type=JSON)
@@ -272,14 +253,13 @@ def deflate(body: bytes) -> bytes:
 
 def _is_here(request: Request) -> bool:
     """Whether the client is on this machine, where compressing costs more than it saves."""
-    try:
+    with suppress(ValueError):  # no IP address: another transport's name for its other end
         return request.client is None or is_loopback(request.client.host)
-    except ValueError:  # no IP address: another transport's name for its other end
-        return False
+    return False
 
 
 def answer_to(error: Exception) -> Response:
-    """The reply to a request that ended in one of `ANSWERED`."""
+    """The reply to a request that ended in one of these."""
     match error:
         case BadBody():
             return PlainTextResponse(error.sentence, error.status, _headers(error))
@@ -309,16 +289,15 @@ def _headers(error: HalteresError) -> dict[str, str]:
 
 
 async def _handle(request: Request, error: Exception) -> Response:
-    answer, is_gone = answer_to(error), isinstance(error, ClientDisconnect)
-    asked_by_environment = request.method == "POST" and not request.url.path.startswith(TRAINERS)
-    if asked_by_environment and 400 <= answer.status_code < 500 and answer.status_code != 408 and not is_gone:
+    answer, path = answer_to(error), request.url.path
+    is_refused = 400 <= answer.status_code < 500 and answer.status_code != 408
+    if is_refused and not isinstance(error, ClientDisconnect) and request.method == "POST" and TRAINERS not in path:
         why = error.detail if isinstance(error, HTTPException) else TOO_DEEP.sentence
         why = error.sentence if isinstance(error, HalteresError) else why
-        service_of(request).note_refusal(request.url.path, answer.status_code, why)
+        service_of(request).note_refusal(path, answer.status_code, why)
     return answer
 
 
-ANSWERED = (HalteresError, HTTPException, RecursionError, ClientDisconnect)
-"""What a request may end in without being our fault."""
-
-HANDLERS: Mapping[Any, Callable[..., Any]] = dict.fromkeys(ANSWERED, _handle)
+HANDLERS: Mapping[Any, Callable[..., Any]] = dict.fromkeys(
+    (HalteresError, HTTPException, RecursionError, ClientDisconnect), _handle
+)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from halteres.errors import Conflict
-from halteres.trajectories.environments import Environment
 from halteres.trajectories.posted_group import Problem, Scored, exceeds_batch, stale
 from halteres.trajectories.records import GroupArrived, GroupRecord, Place
 from halteres.trajectories.schema import Unprocessable
@@ -43,24 +42,35 @@ def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
     """
     _check_keys(state, groups)
     problems = [scored.problem or _reject_reason(state, scored) for scored in groups]
-    if state.rules.validation == "strict":
-        _refuse(state, groups, problems)
+    # In strict mode they are refused; a group that came before keeps its first answer.
+    refused = [(at, problem) for at, problem in enumerate(problems) if problem and not state.known(groups[at].key)]
+    if refused and state.rules.validation == "strict":
+        for at, problem in refused:
+            if (env := state.envs.get(groups[at].env_id)) is not None:
+                env.last_rejection = problem.why
+        paths = (["body"] if len(groups) == 1 else ["body", at] for at, _ in refused)
+        details = zip(paths, (problem for _, problem in refused), strict=True)
+        raise Unprocessable([{"type": problem.code, "loc": path, "msg": problem.why} for path, problem in details])
     return [_accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)]
 
 
-def content_name(group: Scored) -> tuple[str, int]:
+def content_of(group: Scored) -> tuple[str, int]:
     """What a group without a key is known by, and its fingerprint: the same content, however it was written down."""
     digest = hashlib.blake2b(group.element, digest_size=16)
     return f"content-{group.env_id}-{digest.hexdigest()}", int.from_bytes(digest.digest()[:7])
 
 
-def content_keys(name: str, now: float, window_s: float) -> tuple[str, str]:
-    """The key that content of this name gets now, and the one it may have got before.
-
-    Content is known again for at least the window, and less than twice that.
-    """
-    window = int(now // window_s)
-    return f"{name}-{window}", f"{name}-{window - 1}"
+def keyed(state: State, groups: Sequence[Scored], contents: Sequence[tuple[str, int]]) -> list[Scored]:
+    """Groups without a key get one by their content, for the rules' window at least and less than twice that: that of
+    the same content before, or a new one."""
+    window, found = int(state.clock() // state.rules.same_content_s), list[Scored]()
+    for group, (name, fingerprint) in zip(groups, contents, strict=True):
+        if group.key is None:
+            before = f"{name}-{window - 1}"
+            key = before if state.known(before) else f"{name}-{window}"
+            group = replace(group, key=key, fingerprint=fingerprint)
+        found.append(group)
+    return found
 
 
 def _reject_reason(state: State, scored: Scored) -> Problem | None:
@@ -91,21 +101,6 @@ def _check_keys(state: State, groups: Sequence[Scored]) -> None:
             )
 
 
-def _refuse(state: State, groups: Sequence[Scored], problems: Sequence[Problem | None]) -> None:
-    """Strict mode. A group that came before keeps its first answer."""
-    refused = [(at, problem) for at, problem in enumerate(problems) if problem and not state.known(groups[at].key)]
-    for at, problem in refused:
-        if (env := state.envs.get(groups[at].env_id)) is not None:
-            env.last_rejection = problem.why
-    if refused:
-        raise Unprocessable(
-            [
-                {"type": problem.code, "loc": ["body"] if len(groups) == 1 else ["body", at], "msg": problem.why}
-                for at, problem in refused
-            ]
-        )
-
-
 def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if (known := state.known(scored.key)) is not None:
         state.num_duplicates += 1
@@ -115,7 +110,9 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     env = None if scored.problem or scored.env_id is None else state.note_seen(scored.env_id, polls=False)
     if env is not None and env.group_size == 0 and problem is None:
         state.save_env(replace(env.record, adopted_size=scored.size))
-    place = Place.SET_ASIDE if problem else _place(scored, env)
+    # Smaller than its environment's registered group: it waits for the rest. A larger one is whole.
+    is_part = env is not None and env.record.registration is not None and scored.size < env.group_size
+    place = Place.SET_ASIDE if problem else Place.BUFFERED if is_part else Place.QUEUED
     flaw = problem or scored.flaw
     group = GroupRecord(
         id=state.last_group + 1,
@@ -144,9 +141,3 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
     if problem and (env := state.envs.get(scored.env_id)) is not None:
         env.last_rejection = problem.why
     return verdict
-
-
-def _place(scored: Scored, env: Environment | None) -> Place:
-    """Smaller than its environment's registered group: it waits for the rest. A larger one is whole."""
-    is_part = env is not None and env.record.registration is not None and scored.size < env.group_size
-    return Place.BUFFERED if is_part else Place.QUEUED

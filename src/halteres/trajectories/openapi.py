@@ -16,7 +16,7 @@ WITH_BODY = (400, 408, 413, 422)
 WORDS: Mapping[int, str] = {
     200: "Done",
     400: "The body cannot be read",
-    401: "A token is wanted",
+    401: "It needs a token",
     403: "By another name, or from another page",
     404: "There is none",
     408: "The body did not arrive in time",

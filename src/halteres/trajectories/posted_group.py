@@ -16,7 +16,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, cast
 
@@ -412,14 +412,16 @@ class _Numbers(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Numbers)
 
 
-def broken_convention(element: bytes, longest: int) -> Problem | None:
-    """The first convention that a batch element breaks.
+def held_to_conventions(group: Scored, longest: int) -> Scored:
+    """A group whose problem is the first convention that it breaks, where it has no other.
 
     Args:
-        element: of a group whose arrays fit each other.
+        group: as it was read.
         longest: tokens that a sequence may have; 0 or less: any number.
     """
-    return next(_broken(_decoder.decode(element), longest), None)
+    if group.problem is not None:
+        return group
+    return replace(group, problem=next(_broken(_decoder.decode(group.element), longest), None))
 
 
 def _broken(group: _Numbers, longest: int) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""The queue of groups that wait for a batch, in lanes per environment and size, and who was given how much of it.
+"""The queue of groups that wait for a batch, in fifos per environment and size, and who was given how much of it.
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989) over sequences: a group of n sequences moves its environment's
 tag on by n / weight, and the smallest tag is served next. Whoever had nothing queued, or nothing that fitted, goes on
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from halteres.trajectories.records import GroupRecord, Versions
 
-Lane = OrderedDict[int, GroupRecord]
-"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays cheap when emptied."""
-
 EnvId = int | None
+Fifo = OrderedDict[int, GroupRecord]
+"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays cheap when emptied."""
 
 
 class Queue:
@@ -28,11 +27,11 @@ class Queue:
         self.groups: dict[int, GroupRecord] = {}
         self.num_by_size: Counter[int] = Counter()
         self.num_sequences = 0
-        self._lanes: defaultdict[EnvId, dict[int, Lane]] = defaultdict(dict)
-        self._by_versions: defaultdict[Versions, Lane] = defaultdict(OrderedDict)
+        self._fifos: defaultdict[EnvId, dict[int, Fifo]] = defaultdict(dict)
+        self._by_versions: defaultdict[Versions, Fifo] = defaultdict(OrderedDict)
         self._groups_of_env: Counter[EnvId] = Counter()
         self._sequences_of_env: Counter[EnvId] = Counter()
-        self._unsorted: set[tuple[EnvId, int]] = set()  # lanes with groups at their end that were put back
+        self._unsorted: set[tuple[EnvId, int]] = set()  # fifos with groups at their end that were put back
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -40,7 +39,7 @@ class Queue:
     def add(self, group: GroupRecord) -> None:
         """Put a group at the end."""
         self.groups[group.id] = group
-        self._lanes[group.env_id].setdefault(group.size, OrderedDict())[group.id] = group
+        self._fifos[group.env_id].setdefault(group.size, OrderedDict())[group.id] = group
         if group.versions:
             self._by_versions[group.versions][group.id] = group
         self._count(group, 1)
@@ -48,12 +47,12 @@ class Queue:
     def remove(self, group: GroupRecord) -> None:
         """Take a group out, wherever it stands."""
         del self.groups[group.id]
-        lanes = self._lanes[group.env_id]
-        del lanes[group.size][group.id]
-        if not lanes[group.size]:
-            del lanes[group.size]
-        if not lanes:
-            del self._lanes[group.env_id]
+        fifos = self._fifos[group.env_id]
+        del fifos[group.size][group.id]
+        if not fifos[group.size]:
+            del fifos[group.size]
+        if not fifos:
+            del self._fifos[group.env_id]
         if group.versions:
             del self._by_versions[group.versions][group.id]
             if not self._by_versions[group.versions]:
@@ -65,22 +64,22 @@ class Queue:
         self.add(group)
         self._unsorted.add((group.env_id, group.size))
 
-    def lanes(self) -> Iterator[tuple[EnvId, int, Lane]]:
-        """Every lane that holds a group: whose, of which size."""
+    def fifos(self) -> Iterator[tuple[EnvId, int, Fifo]]:
+        """Every fifo that holds a group: whose, of which size."""
         self._sort_in()
-        for env_id, lanes in self._lanes.items():
-            for size, lane in lanes.items():
-                yield env_id, size, lane
+        for env_id, fifos in self._fifos.items():
+            for size, fifo in fifos.items():
+                yield env_id, size, fifo
 
-    def sizes_of(self, env_id: EnvId) -> Mapping[int, Lane]:
-        """The lanes of an environment by size."""
+    def sizes_of(self, env_id: EnvId) -> Mapping[int, Fifo]:
+        """The fifos of an environment by size."""
         self._sort_in()
-        return self._lanes.get(env_id, {})
+        return self._fifos.get(env_id, {})
 
     def head(self, env_id: EnvId, size: int) -> GroupRecord:
-        """The oldest group of a lane that holds one."""
+        """The oldest group of a fifo that holds one."""
         self._sort_in()
-        return next(iter(self._lanes[env_id][size].values()))
+        return next(iter(self._fifos[env_id][size].values()))
 
     def outside(self, oldest: int, newest: int) -> list[GroupRecord]:
         """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct versions + result)."""
@@ -106,9 +105,9 @@ class Queue:
     def _sort_in(self) -> None:
         """Groups that were put back move to where they stood."""
         for env_id, size in self._unsorted:
-            if lane := self._lanes.get(env_id, {}).get(size):
-                by_position = sorted(lane.values(), key=lambda group: group.position)
-                self._lanes[env_id][size] = OrderedDict((group.id, group) for group in by_position)
+            if fifo := self._fifos.get(env_id, {}).get(size):
+                by_position = sorted(fifo.values(), key=lambda group: group.position)
+                self._fifos[env_id][size] = OrderedDict((group.id, group) for group in by_position)
         self._unsorted.clear()
 
     def _count(self, group: GroupRecord, change: int) -> None:

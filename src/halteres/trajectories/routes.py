@@ -22,7 +22,6 @@ from halteres.trajectories.http import (
     JSON,
     AppContext,
     body_of,
-    is_ours,
     large_reply,
     query_of,
     reply,
@@ -32,25 +31,20 @@ from halteres.trajectories.ingest import Verdict
 from halteres.trajectories.openapi import Described
 from halteres.trajectories.posted_group import ScoredData
 from halteres.trajectories.records import Delivery, GroupRecord, Place
-from halteres.trajectories.service import Batch, TrajectoryService
+from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.state import State
 
 KEY = "Idempotency-Key"
+NO_BATCH = b'{"batch":null}'
+NO_EXAMPLE = msgspec.json.encode(schema.Example())
+PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
+GONE = msgspec.Raw(b"null")
+KEYED = {KEY: "Of this group, kept for its retries: the same key never counts twice."}
+OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
 
 _KEY, _CLIENT = KEY.lower().encode(), CLIENT.encode()
 _QUEUED = Verdict(place=Place.QUEUED)
-_RECEIVED = reply(schema.Received(status="received"))
-"""What is answered to nearly every group; a response may be sent again."""
-
-NO_BATCH = b'{"batch":null}'
-
-NO_EXAMPLE = msgspec.json.encode(schema.Example())
-
-PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
-GONE = msgspec.Raw(b"null")
-
-KEYED = {"Idempotency-Key": "Of this group, kept for its retries: the same key never counts twice."}
-OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
+_RECEIVED = reply(schema.Received(status="received"))  # to nearly every group; a response may be sent more than once
 
 T = TypeVar("T")
 
@@ -92,15 +86,16 @@ async def register_env(request: Request) -> Response:
 async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, schema.EnvReference)).env_id
-    known = await service_of(request).disconnect_env(env_id)
-    return reply(schema.Succeeded() if known else schema.Failed(error=f"There is no environment {env_id}."))
+    is_known = await service_of(request).disconnect_env(env_id)
+    return reply(schema.Succeeded() if is_known else schema.Failed(error=f"There is no environment {env_id}."))
 
 
 @_route("GET", "/status-env", body=schema.EnvReference, headers=OURS, answer=[schema.EnvStatus], statuses=(410,))
 async def status_env(request: Request) -> Response:
     """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
     env = await body_of(request, schema.EnvReference)
-    return reply(await service_of(request).status_env(env.env_id, ours=is_ours(request), asked_for=env.asked_for))
+    ours = CLIENT in request.headers  # it understands what the original never says
+    return reply(await service_of(request).status_env(env.env_id, ours=ours, asked_for=env.asked_for))
 
 
 @_route(
@@ -124,7 +119,13 @@ class PostScoredData:
         async with here.bodies.of(scope, receive) as body:
             group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
-        answer = _RECEIVED if verdict == _QUEUED else reply(_received(verdict))
+        if verdict == _QUEUED:
+            answer = _RECEIVED
+        elif verdict.place is Place.BUFFERED:
+            answer = reply(schema.Buffered(buffer_size=verdict.buffered))
+        else:
+            why = verdict.problem and schema.SetAside(verdict.problem.code, verdict.problem.why)
+            answer = reply(schema.Received(status="received", set_aside=why or UNSET))
         await answer(scope, receive, send)
 
 
@@ -139,7 +140,7 @@ async def scored_data_list(request: Request) -> Response:
         )
     async with request.app.state.context.bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
-        verdicts = await service_of(request).accept(groups, ours=is_ours(request))
+        verdicts = await service_of(request).accept(groups, ours=CLIENT in request.headers)
     buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
     return reply(
         schema.ListReceived(
@@ -149,15 +150,6 @@ async def scored_data_list(request: Request) -> Response:
             last_buffer_size=buffered[-1].buffered if buffered else UNSET,
             set_aside=[verdict.problem.why for verdict in verdicts if verdict.problem] or UNSET,
         )
-    )
-
-
-def _received(verdict: Verdict) -> schema.Received | schema.Buffered:
-    if verdict.place is Place.BUFFERED:
-        return schema.Buffered(buffer_size=verdict.buffered)
-    problem = verdict.problem
-    return schema.Received(
-        status="received", set_aside=schema.SetAside(problem.code, problem.why) if problem else UNSET
     )
 
 
@@ -197,7 +189,19 @@ async def batch(request: Request) -> Response:
         known = service.state.run.registration is not None
         return Response(NO_BATCH, media_type=JSON) if known else reply(schema.NotRegistered())
     body = b'{"batch":[' + b",".join(made.elements) + b"]"  # the elements are JSON already
-    body += b"," + msgspec.json.encode(_tail(made, query, service))[1:] if query.extended else b"}"
+    if query.extended:
+        delivery, registration = made.delivery, service.state.run.registration
+        lease_expires = UNSET if query.lease is None or delivery.expires_at is None else delivery.expires_at
+        tail = schema.BatchTail(
+            batch_id=delivery.id,
+            step=made.step if lease_expires is UNSET else UNSET,
+            lease_expires=lease_expires,
+            num_stale=service.state.set_aside["stale"],
+            run_id=(registration.run_id if registration else None) or "",
+        )
+        body += b"," + msgspec.json.encode(tail)[1:]
+    else:
+        body += b"}"
     try:
         whole = await large_reply(request, body)
     except BaseException:
@@ -206,18 +210,6 @@ async def batch(request: Request) -> Response:
     if query.lease is not None:  # acknowledged by the trainer, or back when its lease ends
         return whole
     return _PlainBatch(whole, request, service, made.delivery)
-
-
-def _tail(made: Batch, query: schema.BatchQuery, service: TrajectoryService) -> schema.BatchTail:
-    delivery, registration = made.delivery, service.state.run.registration
-    is_leased = query.lease is not None and delivery.expires_at is not None
-    return schema.BatchTail(
-        batch_id=delivery.id,
-        step=UNSET if is_leased else made.step,
-        lease_expires=delivery.expires_at if is_leased and delivery.expires_at is not None else UNSET,
-        num_stale=service.state.set_aside["stale"],
-        run_id=(registration.run_id if registration else None) or "",
-    )
 
 
 class _PlainBatch(Response):
@@ -350,7 +342,7 @@ async def groups(request: Request) -> Response:
     query, store = query_of(request, schema.GroupsRequest, "place"), service_of(request).store
     one_more = msgspec.structs.replace(query, limit=query.limit + 1)  # tells whether there are more
     found = await asyncio.to_thread(store.groups, one_more)
-    page = fitting(found, query)
+    page = page_of(found, query)
     elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if query.bodies and page else {}
     listed = [_group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page]
     following = page[-1].id if len(page) < len(found) and not query.newest else None
@@ -369,7 +361,7 @@ async def group(request: Request) -> Response:
     return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
-def fitting(found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
+def page_of(found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
     """Those of the found ones that fit on the page: the first, or the last of the newest; the order stays."""
     within = list(found[-query.limit :] if query.newest else found[: query.limit])
     if not query.bodies:
@@ -403,7 +395,7 @@ def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
 @_route("GET", "/openapi.json", answer=[dict[str, Any]])
 async def openapi_json(request: Request) -> Response:
     """GET /openapi.json: this API for programs."""
-    return Response(_description(), media_type=JSON)
+    return Response(_openapi(), media_type=JSON)
 
 
 @_route("GET", "/docs", media_type="text/html")
@@ -413,5 +405,5 @@ async def docs_page(request: Request) -> Response:
 
 
 @cache
-def _description() -> bytes:
+def _openapi() -> bytes:
     return msgspec.json.encode(openapi.openapi(ROUTES))

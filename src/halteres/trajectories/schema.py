@@ -304,16 +304,16 @@ class Status(msgspec.Struct, frozen=True):
     queue_size: int
 
 
-class EnvStatus(msgspec.Struct, frozen=True):
+class EnvStatus(msgspec.Struct):
     """GET /status-env; `allowance` and `asked_version` are ours."""
 
     current_step: int
-    queue_size: int
-    unallocated_fraction: float
-    self_queue_size: int
-    max_group_size: int
-    env_weight: float
-    allowance: int | UnsetType = UNSET
+    queue_size: int = 0
+    unallocated_fraction: float = 0.0
+    self_queue_size: int = 0
+    max_group_size: int = 1
+    env_weight: float = 1.0
+    allowance: int = 0
     asked_version: int | UnsetType = UNSET  # the trainer's, with its question for the batch after `asked_for`
 
 

@@ -119,7 +119,7 @@ def serve(options: Options, listening: socket.socket) -> None:
         server.end()
 
     def greet(service: TrajectoryService) -> None:
-        run, waiting = service.state.run, status(service.state)["queue_size"]
+        run, waiting = service.state.run, status(service.state).queue_size
         trainer = f"step {run.step}" if run.registration else "no trainer yet"
         sys.stdout.write(f"The trajectory server answers on {url_of(listening)}: {waiting} groups wait, {trainer}.\n")
         sys.stdout.flush()

@@ -14,27 +14,22 @@ from typing import Any
 from halteres.errors import HalteresError, NotReady, shortened
 from halteres.trajectories import batches, diagnostics
 from halteres.trajectories.group_commit import GroupCommit
-from halteres.trajectories.ingest import Verdict, accept_all, content_keys, content_name
+from halteres.trajectories.ingest import Verdict, accept_all, content_of, keyed
 from halteres.trajectories.options import Rules
-from halteres.trajectories.posted_group import LARGEST_ENV_ID, Scored, broken_convention
+from halteres.trajectories.posted_group import LARGEST_ENV_ID, Scored, held_to_conventions
 from halteres.trajectories.records import Delivery, EnvRecord
-from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registration
+from halteres.trajectories.schema import BatchQuery, EnvRegistration, EnvStatus, Registration, Status
 from halteres.trajectories.state import Clock, State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
-AGAIN_S = 0.005  # pause before a question is asked again, whatever happens meanwhile
-LOOK_S = 0.25
-"""How often a held question looks again where nothing changed but the time: patience and heartbeats run out."""
-
+REPEAT_S = 0.005  # pause before a decision about a batch is repeated, whatever happens meanwhile
+LOOK_S = 0.25  # how often a held request looks where nothing changed but the time: patience and heartbeats run out
+# How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer, and
+# waits 5 minutes for an answer.
 PAUSE_HOLD_S = 30.0
-"""How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer,
-and waits 5 minutes for an answer."""
-
 SEEN_EVERY_S = 5.0  # how often an environment whose poll is held counts as heard of
-FULL_HOLD_S = 30.0
-"""How long a post is held while the queue is full; the clients wait 5 minutes, and drop what is refused."""
-
-COUNT_AGAIN_S = 0.2  # pause before a batch that was written is counted again, where the store failed
+FULL_HOLD_S = 30.0  # for a post while the queue is full; the clients wait 5 minutes, and drop what is refused
+RECOUNT_S = 0.2  # pause before a batch that was written is counted once more, where the store failed
 COUNTING_S = 5.0  # how long a question about the step waits for batches that are being handed over
 LONGEST_REFUSAL = 600  # characters
 Gone = Callable[[], Awaitable[bool]]  # whether the client has hung up
@@ -66,9 +61,7 @@ class TrajectoryService:
 
     def __init__(self, store: Store, clock: Clock, rules: Rules | None = None) -> None:
         self.store, self._rules = store, rules or Rules()
-        self.decisions = GroupCommit(
-            store, lambda remembered: State(remembered, clock, self._rules, shared=store.is_shared)
-        )
+        self.decisions = GroupCommit(store, lambda found: State(found, clock, self._rules, shared=store.is_shared))
         self._counting: set[asyncio.Future[None]] = set()  # of batches that are written and not counted yet
         self._no_batch_warning = diagnostics.NoBatchWarning()
         self.num_refused = 0  # posts of environments, since one registered
@@ -81,10 +74,8 @@ class TrajectoryService:
         """What is known now."""
         return self.decisions.state
 
-    # -- the trainer ---------------------------------------------------------------------------------------------------
-
     async def registration(self) -> Registration | None:
-        """The trainer's. That there is none is said only after asking: it may have registered at another server."""
+        """The trainer's; where none is known here, it may have registered at another server on the queue."""
         if self.state.run.registration is None and self.store.is_shared:
             await self.decisions.submit(lambda state: None)
         return self.state.run.registration
@@ -102,11 +93,10 @@ class TrajectoryService:
         while not await gone():
             made = await self.decisions.submit(decide)
             self._no_batch_warning.answered(self.state, empty=made is None)
-            if made is not None:
-                if (batch := await self._read(made)) is not None:
-                    return batch
-            elif not await self._hold(run, deadline, gone):
-                break
+            if made is None and not await self._hold(run, deadline, gone):
+                return None
+            if made is not None and (batch := await self._read(made)) is not None:
+                return batch
         return None
 
     async def _hold(self, run: object, deadline: float, gone: Gone) -> bool:
@@ -117,7 +107,7 @@ class TrajectoryService:
             changed, now = self.decisions.changed, self.state.clock()
             has_expired = any(each.expires_at and each.expires_at <= now for each in self.state.out.values())
             if batches.is_ready(self.state) or has_expired:
-                await asyncio.sleep(min(AGAIN_S, max(0.0, deadline - self._now())))
+                await asyncio.sleep(min(REPEAT_S, max(0.0, deadline - self._now())))
                 return True
             await self._wait_until(min(deadline, self._now() + LOOK_S), changed)
         return False
@@ -138,7 +128,7 @@ class TrajectoryService:
         return None
 
     async def is_out(self, batch: Delivery) -> bool:
-        """Whether the batch is still its asker's; on a shared store another server may have handed it out since."""
+        """Whether nobody else has the batch; on a shared store another server may have handed it out since."""
 
         def look(state: State) -> bool:
             return batch.id in state.out or state.run.last == batch
@@ -169,13 +159,11 @@ class TrajectoryService:
             except StoreFailed:  # the trainer has it: uncounted, it would be served again
                 if self._now() > ends or self.decisions.has_ended:
                     raise
-            await asyncio.sleep(COUNT_AGAIN_S)
+            await asyncio.sleep(RECOUNT_S)
 
     def give_back(self, batch: Delivery) -> None:
         """The batch reached nobody: it answers the next question."""
         self.decisions.leave(lambda state: batches.give_back(state, batch.id))
-
-    # -- environments --------------------------------------------------------------------------------------------------
 
     async def register_env(self, registration: EnvRegistration) -> EnvRecord | None:
         """POST /register-env: None until a trainer has asked for a batch."""
@@ -210,43 +198,21 @@ class TrajectoryService:
             self._check_known(group.env_id for group in groups)
         await self._room_for(groups)
         if self._rules.validation == "strict":
-            groups = await asyncio.to_thread(self._held_to_conventions, groups)
+            registration = self.state.run.registration
+            longest = registration.max_token_len if registration else 0
+            groups = await asyncio.to_thread(lambda: [held_to_conventions(group, longest) for group in groups])
         if self._rules.same_content_s:
-            return await self._accept_by_content(groups)
+            contents = await asyncio.to_thread(lambda: [content_of(group) for group in groups])
+            return await self.decisions.submit(lambda state: accept_all(state, keyed(state, groups, contents)))
         return await self.decisions.submit(lambda state: accept_all(state, groups))
 
-    def _held_to_conventions(self, groups: Sequence[Scored]) -> list[Scored]:
-        registration = self.state.run.registration
-        longest = registration.max_token_len if registration else 0
-        return [
-            group if group.problem else replace(group, problem=broken_convention(group.element, longest))
-            for group in groups
-        ]
-
-    async def _accept_by_content(self, groups: Sequence[Scored]) -> list[Verdict]:
-        """Groups without a key get one by their content: that of an earlier arrival, or a new one."""
-        window_s = self._rules.same_content_s
-        contents = await asyncio.to_thread(lambda: [content_name(group) for group in groups])
-
-        def decide(state: State) -> list[Verdict]:
-            keyed = list[Scored]()
-            for group, (name, fingerprint) in zip(groups, contents, strict=True):
-                if group.key is None:
-                    new, earlier = content_keys(name, state.clock(), window_s)
-                    key = earlier if state.known(earlier) else new
-                    group = replace(group, key=key, fingerprint=fingerprint)
-                keyed.append(group)
-            return accept_all(state, keyed)
-
-        return await self.decisions.submit(decide)
-
-    async def status_env(self, env_id: int, *, ours: bool = False, asked_for: int | None = None) -> dict[str, Any]:
+    async def status_env(self, env_id: int, *, ours: bool = False, asked_for: int | None = None) -> EnvStatus:
         """GET /status-env; an unknown id is adopted, an impossible one is told to pause.
 
         Args:
             env_id: of the environment.
             ours: the client understands that it should register again.
-            asked_for: tell with which policy version the trainer asked for the batch after so many.
+            asked_for: the answer has the policy version with which the trainer asked for the batch after so many.
 
         Raises:
             EnvironmentUnknown: one of ours.
@@ -260,27 +226,22 @@ class TrajectoryService:
         else:
             await self.decisions.submit(lambda state: state.note_seen(env_id))
         await self._settled()
-        answer = await self._unparked(env_id)
-        version = None if asked_for is None else batches.asked_with(self.state, asked_for)
-        return answer if version is None else {**answer, "asked_version": version}
-
-    async def _unparked(self, env_id: int) -> dict[str, Any]:
-        """The answer; one that says "pause" to a client that would not listen comes late instead."""
         deadline = self._now() + PAUSE_HOLD_S
-        while True:
+        while True:  # an answer that says "pause" to a client that would not listen comes late instead
             changed, env = self.decisions.changed, self.state.envs.by_id[env_id]
             answer = diagnostics.status_env(self.state, env)
             if not env.min_share or not diagnostics.is_paused(self.state):
-                return answer
-            changed_again = await self._wait_until(min(deadline, self._now() + SEEN_EVERY_S), changed)
-            if self.decisions.is_ending or (not changed_again and self._now() >= deadline):
-                return answer
+                break
+            has_changed = await self._wait_until(min(deadline, self._now() + SEEN_EVERY_S), changed)
+            if self.decisions.is_ending or (not has_changed and self._now() >= deadline):
+                break
             if self.state.is_seen_lately(env_id):  # it may have said goodbye
                 self.state.note_seen(env_id)
+        if asked_for is not None and (version := batches.version_at_request(self.state, asked_for)) is not None:
+            answer.asked_version = version
+        return answer
 
-    # -- whoever looks -------------------------------------------------------------------------------------------------
-
-    async def status(self) -> dict[str, int]:
+    async def status(self) -> Status:
         """GET /status."""
         await self._settled()
         return diagnostics.status(self.state)
@@ -294,8 +255,6 @@ class TrajectoryService:
         """A posted request was refused, for good."""
         self.num_refused += 1
         self.last_refusal = {"path": path, "status": status, "why": shortened(why, LONGEST_REFUSAL)}
-
-    # -- how -----------------------------------------------------------------------------------------------------------
 
     async def _settled(self) -> None:
         """Wait until every batch that was written is counted."""
@@ -348,6 +307,6 @@ class TrajectoryService:
 
 
 def _run_key(state: State) -> tuple[object, ...]:
-    """By which a question knows that its run is still served."""
+    """By which a request knows that its run is still served."""
     registration = state.run.registration
     return (state.run.first_group, *(registration.identity if registration else ()))

@@ -77,15 +77,13 @@ class State:
         for tally in remembered.tallies:
             self._count(tally)
 
-    # -- changes -------------------------------------------------------------------------------------------------------
-
     def do(self, change: Change) -> None:
         """Apply a change that was decided here, and note it for the store."""
         self.apply(change)
         self._noted.append(change)
 
     def keep(self) -> None:
-        """Everything that was decided is kept: what environments count by may be told."""
+        """Everything that was decided is on disk: environments may count by it."""
         self.kept_step = self.run.step
 
     def drain(self) -> list[Change]:
@@ -109,30 +107,23 @@ class State:
                 if (env := self.envs.get(env_id)) is not None:
                     env.last_seen = max(env.last_seen, at)
             case GroupArrived(group, _):
-                self._arrive(group)
+                self.last_group = max(self.last_group, group.id)
+                if group.key is not None:
+                    self._keys[group.key] = KnownKey(group.key, group.fingerprint, group.verdict)
+                self._count(Tally(group.env_id, group.place, group.reason, 1))
+                if group.place is not Place.SET_ASIDE:
+                    self.first_group_at = self.first_group_at or group.received_at
+                self._enter(group)
             case GroupMoved(group):
-                self._move(group)
+                before = self.waiting.get(group.id)
+                if before is not None:
+                    self._leave(before)
+                self._enter(group)
+                if group.place is Place.SET_ASIDE:
+                    self._count(Tally(group.env_id, Place.QUEUED, before.reason if before else None, -1))
+                    self._count(Tally(group.env_id, group.place, group.reason, 1))
             case DeliverySaved(delivery):
                 self._deliver(delivery)
-
-    def _arrive(self, group: GroupRecord) -> None:
-        self.last_group = max(self.last_group, group.id)
-        if group.key is not None:
-            self._keys[group.key] = KnownKey(group.key, group.fingerprint, group.verdict)
-        self._count(Tally(group.env_id, group.place, group.reason, 1))
-        if group.place is not Place.SET_ASIDE:
-            self.first_group_at = self.first_group_at or group.received_at
-        self._enter(group)
-
-    def _move(self, group: GroupRecord) -> None:
-        before = self.waiting.get(group.id)
-        if before is not None:
-            self._leave(before)
-        self._enter(group)
-        if group.place is Place.SET_ASIDE:
-            reason = before.reason if before else None
-            self._count(Tally(group.env_id, Place.QUEUED, reason, -1))
-            self._count(Tally(group.env_id, group.place, group.reason, 1))
 
     def _deliver(self, delivery: Delivery) -> None:
         self.last_delivery = max(self.last_delivery, delivery.id)
@@ -196,8 +187,6 @@ class State:
     def _buffer_of(self, group: GroupRecord) -> Buffer:
         return self.envs.by_id[-1 if group.env_id is None else group.env_id].buffer
 
-    # -- small decisions that others are made of ---------------------------------------------------------------------
-
     def save_run(self, run: RunRecord) -> None:
         """Make this the run's record."""
         if run != self.run:
@@ -241,8 +230,6 @@ class State:
         position = self.last_position + 1 if new else group.position
         moved = replace(self.waiting[group.id], place=place, position=position, delivery=None)
         self.do(GroupMoved(replace(moved, reason=problem.code, why=problem.why) if problem else moved))
-
-    # -- what it knows -----------------------------------------------------------------------------------------------
 
     @property
     def max_staleness(self) -> int | None:

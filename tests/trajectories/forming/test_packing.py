@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halteres.trajectories.batch_selection import choose, unmet
-from halteres.trajectories.queue import Lane, Queue
+from halteres.trajectories.queue import Fifo, Queue
 from halteres.trajectories.records import GroupRecord
 
 from .queues import Queued, filled, minima, record
@@ -90,7 +90,7 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
 
     looks = 0
 
-    class Looked(Lane):
+    class Looked(Fifo):
         def values(self) -> Any:
             nonlocal looks
             for group in super().values():
@@ -98,9 +98,9 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue() -> None:
                 yield group
 
     class Counting(Queue):
-        def lanes(self) -> Iterator[tuple[int | None, int, Lane]]:
-            for env_id, size, lane in super().lanes():
-                yield env_id, size, Looked(lane)
+        def fifos(self) -> Iterator[tuple[int | None, int, Fifo]]:
+            for env_id, size, fifo in super().fifos():
+                yield env_id, size, Looked(fifo)
 
     waiting = Counting()
     for position in range(5000):

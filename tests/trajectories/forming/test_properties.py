@@ -90,8 +90,8 @@ def test_a_lane_is_first_in_first_out_and_the_oldest_group_that_fits_is_in(
     if taken is None:
         return
     positions = [group.position for group in taken]
-    for lane in set(groups):
-        own = [at for at, group in enumerate(groups) if group == lane]
+    for fifo in set(groups):
+        own = [at for at, group in enumerate(groups) if group == fifo]
         assert [at for at in own if at in positions] == own[: len(set(own) & set(positions))]
     if not needs:
         assert positions[0] == min(min(choice) for choice in exact(groups, batch_size))

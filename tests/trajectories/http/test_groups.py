@@ -11,7 +11,7 @@ from halteres.observe.prometheus import MEDIA_TYPE
 from halteres.trajectories import service
 from halteres.trajectories.options import Options, Rules
 from halteres.trajectories.records import GroupRecord, Place
-from halteres.trajectories.routes import fitting
+from halteres.trajectories.routes import page_of
 from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
@@ -113,7 +113,7 @@ def test_a_page_of_bodies_is_bounded_in_bytes_and_never_empty(
     wanted: GroupsRequest, most: int, fits: list[int]
 ) -> None:
     found = [record(group_id, 5) for group_id in range(1, 5)]
-    assert [each.id for each in fitting(found, wanted, most)] == fits
+    assert [each.id for each in page_of(found, wanted, most)] == fits
 
 
 async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: Scene) -> None:

@@ -14,10 +14,10 @@ from typing import TypeVar
 import pytest
 from deadlines import until
 
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories import (
     EnvironmentClient,
     LeaseLost,
-    Patience,
     TrainerClient,
     TrainerRegistration,
     new_key,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 BATCH_SIZE, GROUP_SIZE = 8, 2
 NUM_BATCHES = 30
 NUM_GROUPS = NUM_BATCHES * BATCH_SIZE // GROUP_SIZE
-AT_ONCE = Patience(total_s=0)  # the next attempt goes to another server
+AT_ONCE = Retries.for_seconds(0)  # the next attempt goes to another server
 LEASE_S = 2.0
 
 

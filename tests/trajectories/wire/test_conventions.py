@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.trajectories.posted_group import broken_convention, parse
+from halteres.trajectories.posted_group import Problem, Scored, held_to_conventions, parse
 
 
-def element(**changes: object) -> bytes:
-    """Two sequences of context, then samples, as parsed from a body."""
+def posted(**changes: object) -> Scored:
+    """Two sequences of context, then samples, as read from a body."""
     body: dict[str, Any] = {
         "tokens": [[5, 6, 7], [5, 8]],
         "masks": [[-100, 6, 7], [-100, 8]],
@@ -20,7 +20,11 @@ def element(**changes: object) -> bytes:
     }
     found = parse(msgspec.json.encode({**body, **changes}))
     assert found.problem is None
-    return found.element
+    return found
+
+
+def problem_of(group: Scored, longest: int) -> Problem | None:
+    return held_to_conventions(group, longest).problem
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ def element(**changes: object) -> bytes:
     ],
 )
 def test_a_group_that_holds_to_them_is_sound(changes: dict[str, object]) -> None:
-    assert broken_convention(element(**changes), 3) is None
+    assert problem_of(posted(**changes), 3) is None
 
 
 @pytest.mark.parametrize(
@@ -78,22 +82,22 @@ def test_a_group_that_holds_to_them_is_sound(changes: dict[str, object]) -> None
     ],
 )
 def test_each_one_broken_is_told_with_its_place(changes: dict[str, object], code: str, why: str) -> None:
-    problem = broken_convention(element(**changes), 3)
+    problem = problem_of(posted(**changes), 3)
     assert problem is not None
     assert (problem.code, problem.why[: len(why)]) == (code, why)
 
 
 @pytest.mark.parametrize(("longest", "code"), [(-1, None), (0, None), (1, "too_long"), (2, "too_long"), (3, None)])
 def test_a_sequence_is_as_long_as_the_trainer_takes_at_most(longest: int, code: str | None) -> None:
-    problem = broken_convention(element(), longest)
+    problem = problem_of(posted(), longest)
     assert (problem and problem.code) == code
     if problem:
         assert problem.why == f"tokens[0] is 3 long; the trainer takes {longest}."
 
 
 def test_the_first_that_is_broken_is_told() -> None:
-    found = element(tokens=[[5, -6, 7], [5, 8]], inference_logprobs=[[2.0, 0.5, 1.0], [1.0, -2.0]])
-    assert [(problem and problem.code) for problem in (broken_convention(found, 2), broken_convention(found, 0))] == [
+    found = posted(tokens=[[5, -6, 7], [5, 8]], inference_logprobs=[[2.0, 0.5, 1.0], [1.0, -2.0]])
+    assert [(problem and problem.code) for problem in (problem_of(found, 2), problem_of(found, 0))] == [
         "too_long",
         "token",
     ]
@@ -101,8 +105,8 @@ def test_the_first_that_is_broken_is_told() -> None:
 
 @pytest.mark.parametrize("mask", [2**63, 2**64, -(2**63) - 1, 10**30])
 def test_a_mask_that_no_machine_counts_is_no_context_and_no_crash(mask: int) -> None:
-    found = element(masks=[[-100, mask, 7], [-100, 8]])
-    assert broken_convention(found, 3) is None
-    marked = element(masks=[[-100, mask, 7], [-100, 8]], inference_logprobs=[[1.0, 1.0, -0.25], [1.0, -2.0]])
-    problem = broken_convention(marked, 3)
+    found = posted(masks=[[-100, mask, 7], [-100, 8]])
+    assert problem_of(found, 3) is None
+    marked = posted(masks=[[-100, mask, 7], [-100, 8]], inference_logprobs=[[1.0, 1.0, -0.25], [1.0, -2.0]])
+    problem = problem_of(marked, 3)
     assert problem is not None and problem.code == "sentinel"

@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halteres.access_policy import AccessPolicy
-from halteres.clients.plain import Refused, get_json
+from halteres.clients.json_client import Refused, get_json
 from halteres.config import environ
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotReady, UserError, as_answer
 from halteres.loopback import FOREIGN, HOST, is_foreign

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from halteres.agent.truncation import clipped, significant
-from halteres.clients import plain
+from halteres.clients import json_client
 from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.observe.plots import sparkline
@@ -296,7 +296,7 @@ def why_no_batch(look: Look) -> str | None:
     ):
         return clipped(failing.evidence, LENGTH)
     try:
-        found = plain.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
+        found = json_client.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
     except HalteresError:
         return None
     if found.get("batch_ready") and not found.get("parked"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halteres.clients.trajectories.groups import PlaceName, Reader
+from halteres.clients.trajectories.groups import PLACES, PlaceName, Reader, on_one_line
 from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig, unknown
 
@@ -63,8 +63,9 @@ def view(
     """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
     from rich.console import Console
 
-    from halteres.cli.groups import viewing
-    from halteres.cli.groups.terminal import Terminal
+    from halteres.cli.groups.page import PageFile
+    from halteres.cli.groups.view import Display, Selection, Terminal
+    from halteres.cli.groups.view import view as show
     from halteres.models import model_folder
     from halteres.text import load_tokenizer
 
@@ -74,23 +75,18 @@ def view(
         folder = model_folder(tokenizer, environ.home() / "models") or Path(tokenizer).expanduser()
         words = load_tokenizer(str(folder))
     with _reading(url) as reader:
-        selection = viewing.Selection(
+        selection = Selection(
             places=_places(place),
             env_id=None if env is None else reader.environment(env),
             limit=limit or (ON_PAGE if html else SHOWN),
             follow=console.is_terminal if follow is None else follow,
         )
-        display: viewing.Display = Terminal(console, words, full=full)
+        display: Display = Terminal(console, words, full=full)
         if html is not None:
-            hint = "; reload it to see what came" if selection.follow else ""
-            display = viewing.PageFile(
-                html,
-                words,
-                source=reader.at.url,
-                limit=selection.limit,
-                written=lambda: _say(f"{html}: open it in a browser{hint}."),
-            )
-        if not viewing.view(reader, selection, display):
+            text = f"{html}: open it in a browser{'; reload it to see what came' if selection.follow else ''}."
+            source, limit = reader.at.url, selection.limit
+            display = PageFile(html, words, source=source, limit=limit, written=lambda: _say(text))
+        if not show(reader, selection, display):
             _say("No such group is there.")
 
 
@@ -105,8 +101,8 @@ def export(
 ) -> None:
     """Write groups to a file, one per line, as a trainer gets them; changes nothing on the server."""
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.texts import counted
-    from halteres.cli.groups.viewing import Selection
+    from halteres.cli.groups.group import counted
+    from halteres.cli.groups.view import Selection
 
     done = transfer.Exported(last=since)
 
@@ -140,8 +136,7 @@ def import_(
     import asyncio
 
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.texts import counted
-    from halteres.clients.trajectories.groups import on_one_line
+    from halteres.cli.groups.group import counted
 
     if env_id is not None and env_name is not None:
         raise InvalidConfig("--env-id and --env-name both name an environment.", "", "Give one of them.")
@@ -157,8 +152,8 @@ def import_(
 
     with _reading(url) as reader:
         reader.environment_names()  # before anything is posted: whoever has none knows no keys either
-        named = env_name if env_id is None else str(env_id)
-        whose = None if named is None else reader.environment(named)
+        owner = env_name if env_id is None else str(env_id)
+        whose = None if owner is None else reader.environment(owner)
         changes = transfer.Changes(env_id=whose, keep_version=keep_version)
         try:
             with transfer.opened(file) as stream:
@@ -166,7 +161,7 @@ def import_(
         except HalteresError:
             if done.num_posted or done.num_bad:
                 _say_imported(file, done)
-                _say("Import it again when that is mended: what is there already is not doubled.")
+                _say("Import it again when that is in order: what is there already is not doubled.")
             raise
         _say_imported(file, done)
     if done.num_bad:
@@ -175,8 +170,7 @@ def import_(
 
 def _say_imported(file: Path, done: Imported) -> None:
     """What became of the file's lines. The server does not say of a post whether it had come before."""
-    from halteres.cli.groups.texts import counted
-    from halteres.clients.trajectories.groups import on_one_line
+    from halteres.cli.groups.group import counted
 
     if done.num_bad > MOST_BAD:
         _say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
@@ -205,8 +199,6 @@ def _progress(text: str) -> None:
 @contextmanager
 def _reading(url: str) -> Iterator[Reader]:
     """A client of the server. Whoever read our output may have had enough: that is no error, and nothing is written."""
-    from halteres.clients.trajectories.groups import Reader
-
     reader = Reader(url)
     try:
         yield reader
@@ -219,8 +211,6 @@ def _reading(url: str) -> Iterator[Reader]:
 
 
 def _places(given: list[str] | None) -> tuple[PlaceName, ...]:
-    from halteres.clients.trajectories.groups import PLACES
-
     names: dict[str, PlaceName] = {name: name for name in PLACES}
     for wrong in (name for name in given or () if name not in names):
         raise unknown(InvalidConfig, "place", wrong, names)

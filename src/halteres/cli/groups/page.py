@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halteres.cli.groups import texts
-from halteres.cli.groups.texts import BOUNDS, counted, parts_of, stretches
-from halteres.clients.trajectories.groups import Group, GroupInfo
+from halteres.cli.groups import group as shown
+from halteres.cli.groups.group import BOUNDS, Group, counted, mean_of, number
+from halteres.cli.groups.view import unwritable
+from halteres.clients.trajectories.groups import GroupInfo, Reader
+from halteres.errors import NotReady
+from halteres.files import replace_file
 
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
@@ -40,21 +44,58 @@ class Entry:
     lengths: str
     sequences: str  # HTML
 
-    @classmethod
-    def of(cls, group: Group, tokenizer: Tokenizer | None) -> Entry:
-        """Everything that is shown of a group."""
-        return cls(
+
+class PageFile:
+    """The HTML file: the newest groups, written anew after every look that brought a change."""
+
+    def __init__(
+        self,
+        file: Path,
+        tokenizer: Tokenizer | None,
+        *,
+        source: str,  # the server's address, without its token
+        limit: int,
+        written: Callable[[], object] = lambda: None,  # called once: the file is there
+    ) -> None:
+        self._file, self._tokenizer, self._source = file, tokenizer, source
+        self._entries: deque[Entry] = deque(maxlen=limit)
+        self._written, self._is_there, self._is_written = written, False, False
+
+    def show(self, group: Group) -> None:
+        """One more; the oldest goes where there are enough."""
+        entry = Entry(
             info=msgspec.structs.replace(group.info, element=msgspec.Raw(b"")),
-            owner=texts.owner(group),
+            owner=group.owner,
             mean=group.mean,
             scores=tuple(group.element.scores),
-            lengths=texts.lengths(group),
-            sequences="".join(_sequence(group, at, tokenizer) for at in range(group.num_sequences)),
+            lengths=group.lengths,
+            sequences="".join(_sequence(group, at, self._tokenizer) for at in range(group.num_sequences)),
         )
+        self._entries.append(entry)
+        self._is_written = False
 
-    def moved(self, info: GroupInfo) -> Entry:
-        """The same group, where it is now."""
-        return replace(self, info=msgspec.structs.replace(info, element=msgspec.Raw(b"")))
+    def rest(self, reader: Reader) -> None:
+        """Note where the groups are by now, and write."""
+        if self._is_written and self._entries:
+            after, many = min(entry.info.id for entry in self._entries) - 1, len(self._entries)
+            try:
+                now = {info.id: info for info in reader.page(after=after, limit=many, bodies=False).groups}
+            except NotReady:
+                return
+            moved = [replace(entry, info=now.get(entry.info.id, entry.info)) for entry in self._entries]
+            self._is_written = moved == list(self._entries)
+            self._entries = deque(moved, maxlen=self._entries.maxlen)
+        if self._is_written:
+            return
+        text = render(tuple(self._entries), source=self._source, written_at=time.time())
+        try:
+            replace_file(self._file, text.encode())
+        except OSError as error:
+            raise unwritable(self._file, error) from error
+        self._is_written = True
+        if not self._is_there:
+            self._is_there = True
+            self._written()
 
 
 def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
@@ -73,7 +114,7 @@ def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
     facts = {
         "groups": len(entries),
         "sequences": sum(entry.info.size for entry in entries),
-        "mean score": texts.number(sum(each / len(means) for each in means) if means else None),
+        "mean score": number(mean_of(means)),
         "set aside": sum(entry.info.place == "set_aside" for entry in entries),
     }
     terms = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
@@ -100,31 +141,30 @@ def _curve(means: Sequence[float]) -> str:
     """The mean score of each group, the oldest at the left."""
     if len(means) < 2:
         return ""
-    width, height = CURVE
-    points = [
+    (width, height), span = CURVE, f"{number(min(means))} to {number(max(means))}"
+    points = " ".join(
         f"{at * width / (len(means) - 1):.1f},{height - 3 - share * (height - 6):.1f}"
         for at, share in enumerate(_shares(means))
-    ]
+    )
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
-        f'aria-label="mean score of each group"><polyline points="{" ".join(points)}"/></svg>'
-        f"<figcaption>mean score of each group, {texts.number(min(means))} to {texts.number(max(means))}</figcaption>"
-        "</figure>"
+        f'aria-label="mean score of each group"><polyline points="{points}"/></svg>'
+        f"<figcaption>mean score of each group, {span}</figcaption></figure>"
     )
 
 
 def _entry(entry: Entry) -> str:
     info = entry.info
-    why = f'<p class="why">{escape(texts.reason(info))}</p>' if info.why else ""
-    gone = "" if entry.sequences else f'<p class="gone">{texts.gone(info)}.</p>'
+    why = f'<p class="why">{escape(shown.reason(info))}</p>' if info.why else ""
+    gone = "" if entry.sequences else f'<p class="gone">{shown.no_tokens(info)}.</p>'
     return (
         f'<details id="g{info.id}"><summary><span class="id">{info.id}</span>'
         f'<span class="owner">{escape(entry.owner)}</span>'
         f'<span class="place {info.place}">{info.place.replace("_", " ")}</span>'
-        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{texts.number(entry.mean)}</span>'
+        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{number(entry.mean)}</span>'
         f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
-        f'<span class="quiet">{escape(texts.version(info))}</span>'
-        f'<time class="quiet">{texts.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
+        f'<span class="quiet">{escape(shown.version(info))}</span>'
+        f'<time class="quiet">{shown.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
     )
 
 
@@ -132,13 +172,14 @@ def _bars(scores: Sequence[float]) -> str:
     """One bar per sequence, as high as its score between the group's worst and best."""
     if not scores:
         return ""
-    shown, (width, gap, most), bars = scores[:MOST_BARS], BAR, ""
+    (width, gap, most), bars = BAR, ""
     for at, share in enumerate(_shares(scores)[:MOST_BARS]):
         height = 3 + share * (most - 3)
         kind = "high" if share > 2 / 3 else "low" if share < 1 / 3 else "middle"
         x, y = at * (width + gap), most - height
         bars += f'<rect class="{kind}" x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}" rx="1"/>'
-    room, label = len(shown) * (width + gap), escape(", ".join(f"{score:g}" for score in shown))
+    room = min(len(scores), MOST_BARS) * (width + gap)
+    label = escape(", ".join(f"{score:g}" for score in scores[:MOST_BARS]))
     size = f'width="{room}" height="{most}" viewBox="0 0 {room} {most}" preserveAspectRatio="none"'
     return f'<svg {size} role="img" aria-label="{label}">{bars}</svg>'
 
@@ -151,7 +192,7 @@ def _shares(values: Sequence[float]) -> list[float]:
 
 
 def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
-    rank, parts, body = texts.rank(group, at), parts_of(group, at, tokenizer), ""
+    rank, parts, body = group.rank(at), group.parts(at, tokenizer), ""
     as_messages = any(part.label for part in parts)
     for part in parts:
         kind, text = "sampled" if part.is_sampled else "context", escape(part.text)
@@ -160,9 +201,9 @@ def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
             continue
         tinted = (
             f'<mark class="p{stretch.level}">{escape(stretch.text)}</mark>' if stretch.level else escape(stretch.text)
-            for stretch in stretches(group, at, part, tokenizer)
+            for stretch in group.stretches(at, part, tokenizer)
         )
         body += f'<span class="{kind}">{"".join(tinted)}</span>'
-    figures = f"<small>{escape(texts.figures(group, at))}</small>"
-    head = f'<h2>{escape(texts.score(group, at))} <span class="rank">{rank}</span> {figures}</h2>'
+    figures = f"<small>{escape(group.figures(at))}</small>"
+    head = f'<h2>{escape(group.score(at))} <span class="rank">{rank}</span> {figures}</h2>'
     return f'<section class="{rank}">{head}{body if as_messages else f"<pre>{body}</pre>"}</section>'

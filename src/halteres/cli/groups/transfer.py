@@ -18,8 +18,9 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from halteres.cli.groups.viewing import LOOK_EVERY_S, Selection, Wait, unwritable
-from halteres.clients.trajectories.calls import KeyReused, NotAllowed, Patience, UnknownEnvironment
+from halteres.cli.groups.view import LOOK_EVERY_S, Selection, Wait, unwritable
+from halteres.clients.retries import Retries
+from halteres.clients.trajectories.calls import KeyReused, NotAllowed, UnknownEnvironment
 from halteres.clients.trajectories.environment import EnvironmentClient
 from halteres.clients.trajectories.groups import Follower, GroupInfo, Reader
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady
@@ -55,7 +56,15 @@ def export(
         try:
             for infos in _pages(reader, selection, wait):
                 for info in infos:
-                    _write(stream, info, done)
+                    done.last = max(done.last, info.id)
+                    if not info.has_tokens:
+                        done.num_gone += 1
+                        continue
+                    # The server's element, without the white space between its tokens: it may have come on many lines.
+                    line = msgspec.json.format(bytes(info.element), indent=-1) + b"\n"
+                    stream.write(line)
+                    done.num_groups += 1
+                    done.num_bytes += len(line)
                 stream.flush()
                 report(done)
         except KeyboardInterrupt:
@@ -75,18 +84,6 @@ def _pages(reader: Reader, selection: Selection, wait: Wait) -> Iterator[list[Gr
             yield from follower.look()
         except NotReady:
             continue
-
-
-def _write(stream: IO[bytes], info: GroupInfo, done: Exported) -> None:
-    """A line is the server's element, without the white space between its tokens."""
-    done.last = max(done.last, info.id)
-    if not info.has_tokens:
-        done.num_gone += 1
-        return
-    line = msgspec.json.format(bytes(info.element), indent=-1) + b"\n"  # a body may have come on many lines
-    stream.write(line)
-    done.num_groups += 1
-    done.num_bytes += len(line)
 
 
 @contextmanager
@@ -110,7 +107,7 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
 # -- import ------------------------------------------------------------------------------------------------------------
 
 UNDER_WAY = 8  # posts at a time
-PATIENCE = Patience(total_s=120.0)  # how long a server may be away in the middle of a file
+WHILE_AWAY = Retries.for_seconds(120.0)  # how long a server may be away in the middle of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +181,7 @@ async def import_lines(
             report(done)
 
     lines = lines_of(stream)
-    async with EnvironmentClient(url, PATIENCE) as client:
+    async with EnvironmentClient(url, WHILE_AWAY) as client:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(UNDER_WAY):
@@ -240,8 +237,8 @@ def group_of(line: Line, changes: Changes) -> dict[str, Any]:
             for each in cast("list[Any]", group["messages"])
         ]
     dropped = ("halteres_key", "env_id", *(() if changes.keep_version else ("policy_version",)))
-    kept = {name: value for name, value in group.items() if name not in dropped}
-    return kept if changes.env_id is None else {**kept, "env_id": changes.env_id}
+    group = {name: value for name, value in group.items() if name not in dropped}
+    return group if changes.env_id is None else {**group, "env_id": changes.env_id}
 
 
 def opened(file: Path) -> IO[bytes]:

@@ -4,7 +4,7 @@ Both talk to the original Atropos server too, which knows none of our extensions
 """
 
 from halteres.clients.trajectories.address import Address
-from halteres.clients.trajectories.calls import KeyReused, LeaseLost, NotAllowed, Patience, UnknownEnvironment
+from halteres.clients.trajectories.calls import KeyReused, LeaseLost, NotAllowed, UnknownEnvironment
 from halteres.clients.trajectories.environment import EnvironmentClient, EnvStatus, Posted, Registered, new_key
 from halteres.clients.trajectories.trainer import Lease, TrainerClient, TrainerRegistration
 
@@ -16,7 +16,6 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "NotAllowed",
-    "Patience",
     "Posted",
     "Registered",
     "TrainerClient",

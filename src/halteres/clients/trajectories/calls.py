@@ -1,27 +1,28 @@
-"""What calls to the trajectory server have in common: patience, how bodies are written, what a refusal is called; and a
-client of plain calls."""
+"""What calls to the trajectory server have in common: how bodies are written, what a refusal is called; and a client
+of plain calls."""
 
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import math
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories.address import Address
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, NotReady
 
+if TYPE_CHECKING:
+    import httpx
+
 REPLY_S = 60.0  # how long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most
 POLL_S = 0.1  # pause between questions to a server that does not hold its reply
-MOST_PROBLEMS = 8  # of a refusal that are told
+MOST_PROBLEMS = 8  # of a refusal that are shown
 LEAST_COMPRESSED = 1024  # bytes from which a body is worth compressing
+RETRIES = Retries.for_seconds(30.0)  # while nobody answers, or the answer is a 5xx
 
 
 class UnknownEnvironment(NotFound):
@@ -54,22 +55,6 @@ EVERYWHERE: Refusals = {401: NotAllowed, 410: UnknownEnvironment}
 _NEXT: Mapping[type[HalteresError], str] = {
     NotAllowed: "Put its token into HALTERES_TRAJECTORY_TOKEN, or into the URL: http://any:TOKEN@HOST:PORT.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long, and how often, a request is repeated while nobody answers, or the answer is a 5xx."""
-
-    total_s: float = 30.0
-    first_s: float = 0.05
-    longest_s: float = 1.0
-
-    def pauses(self) -> Iterator[float]:
-        """Pauses between attempts, in s, each twice the one before; ends when `total_s` is used up."""
-        ends, pause = time.monotonic() + self.total_s, self.first_s
-        while time.monotonic() + pause < ends:
-            yield pause
-            pause = min(pause * 2, self.longest_s)
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -128,52 +113,45 @@ class PlainClient:
 
     refusals: ClassVar[Refusals] = EVERYWHERE
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self.at, self._patience = Address.of(url), patience or Patience()
-        self._connection: http.client.HTTPConnection | None = None
+    def __init__(self, url: str, retries: Retries = RETRIES) -> None:
+        self.at, self._retries = Address.of(url), retries
+        self._connection: httpx.Client | None = None
 
     def ask(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> bytes:
-        """What is answered; asked again while the server is away, as long as `patience` says and it is not `over`.
+        """What is answered; sent again while the server is away, as long as `retries` say and it is not over.
 
         Raises:
             NotReady: it stayed away.
             HalteresError: it refuses the request, see `checked`.
         """
         data = None if body is None else encode(body)
-        pauses = self._patience.pauses()
-        while True:
-            try:
-                return checked(*self.ask_once(method, path, data), path, self.refusals)
-            except NotReady:
-                pause = None if over() else next(pauses, None)
-                if pause is None:
-                    raise
-            time.sleep(pause)
+        return self._retries.call_blocking(
+            lambda: checked(*self.ask_once(method, path, data), path, self.refusals), is_over=is_over
+        )
 
     def ask_once(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of an answer. NotReady: there is none."""
-        if self._connection is None:
-            kind = http.client.HTTPSConnection if self.at.is_secure else http.client.HTTPConnection
-            self._connection = kind(self.at.host, self.at.port, timeout=REPLY_S)
-        compressed = {} if self.at.is_here else {"Accept-Encoding": "gzip"}
+        import httpx  # 0.1 s: whoever imports this room for a name does without
+
         try:
-            self._connection.request(method, self.at.prefix + path, data, {**self.at.headers, **compressed})
-            response = self._connection.getresponse()
-            answer = response.read()
-            is_gzip = response.headers.get("Content-Encoding") == "gzip"
-            return response.status, gzip.decompress(answer) if is_gzip else answer
-        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            if self._connection is None:
+                headers = {**self.at.headers, "Accept-Encoding": "identity" if self.at.is_here else "gzip"}
+                self._connection = httpx.Client(headers=headers, timeout=REPLY_S, trust_env=False)
+            answer = self._connection.request(method, self.at.url + path, content=data)
+            return answer.status_code, answer.content
+        except (httpx.InvalidURL, httpx.LocalProtocolError, ValueError) as error:
+            # A path or a token with a character that has no place in a request.
+            what = f"Nothing can be sent to {self.at.url}."
+            raise InvalidConfig(what, f"{error}.", "Correct the URL or the token.") from error
+        except httpx.HTTPError as error:
             self.close()
             raise unreachable(self.at.url, error) from error
-        except ValueError as error:  # of a path or token with a character that has no place in a request
-            what = f"{self.at.url} cannot be asked."
-            raise InvalidConfig(what, f"{error}.", "Correct the URL or the token.") from error
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

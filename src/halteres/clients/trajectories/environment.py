@@ -1,12 +1,9 @@
 """An environment's client of the trajectory server, for many tasks of one event loop.
 
-Owns: registration, polling, posting; repeats a call while the server is away; compresses what goes to another machine.
-Never: makes groups, or decides how many.
-
-    async with EnvironmentClient(url) as client:
-        registered = await client.register_env(name="arithmetic", group_size=8, max_token_length=256)
-        status = await client.status(registered.env_id)      # at most `allowance` groups in flight
-        await client.post(group, key=new_key())
+async with EnvironmentClient(url) as client:
+    registered = await client.register_env(name="arithmetic", group_size=8, max_token_length=256)
+    status = await client.status(registered.env_id)      # at most `allowance` groups in flight
+    await client.post(group, key=new_key())
 """
 
 from __future__ import annotations
@@ -20,14 +17,15 @@ from typing import Any
 import msgspec
 
 from halteres.clients.json_client import Connected
+from halteres.clients.retries import Retries
 from halteres.clients.trajectories.address import Address
 from halteres.clients.trajectories.calls import (
     EVERYWHERE,
     LEAST_COMPRESSED,
     POLL_S,
     REPLY_S,
+    RETRIES,
     KeyReused,
-    Patience,
     checked,
     compress,
     encode,
@@ -79,13 +77,13 @@ class EnvironmentClient(Connected):
     """An environment's client.
 
     Raises:
-        NotReady: the server stayed away for as long as `patience` says.
+        NotReady: the server stayed away for as long as `retries` say.
         UnknownEnvironment: it knows no environment of that id; register again, and go on under the new one.
         InvalidData: it refuses the request.
     """
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
-        self._at, self._patience = Address.of(url), patience or Patience()
+    def __init__(self, url: str, retries: Retries = RETRIES) -> None:
+        self._at, self._retries = Address.of(url), retries
 
     async def register_env(
         self,
@@ -102,13 +100,9 @@ class EnvironmentClient(Connected):
         Raises:
             NotReady: no trainer did within `deadline_s`.
         """
-        body = {
-            "desired_name": name,
-            "group_size": group_size,
-            "max_token_length": max_token_length,
-            "weight": weight,
-            "min_batch_allocation": min_batch_allocation,
-        }
+        sizes = {"group_size": group_size, "max_token_length": max_token_length}
+        shares = {"weight": weight, "min_batch_allocation": min_batch_allocation}
+        body = {"desired_name": name, **sizes, **shares}
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -117,11 +111,8 @@ class EnvironmentClient(Connected):
                         return msgspec.convert(answer | {"name": answer["wandb_name"]}, Registered)
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise NotReady(
-                f"No trainer asked {self._at.url} for a batch within {deadline_s:g} s.",
-                "Environments may register only then.",
-                "Look at the trainer's log.",
-            ) from None
+            what = f"No trainer asked {self._at.url} for a batch within {deadline_s:g} s."
+            raise NotReady(what, "Environments may register only then.", "Look at the trainer's log.") from None
 
     async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
         """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer.
@@ -148,8 +139,8 @@ class EnvironmentClient(Connected):
             KeyReused: another group came with this key.
         """
         answer = await self._call("POST", "/scored_data", group, {"Idempotency-Key": key})
-        aside = answer.get("set_aside")
-        return Posted(status=answer["status"], set_aside=aside["why"] if aside else None)
+        problem = answer.get("set_aside")
+        return Posted(status=answer["status"], set_aside=problem["why"] if problem else None)
 
     async def disconnect(self, env_id: int) -> None:
         """Leave; what is queued stays."""
@@ -168,22 +159,17 @@ class EnvironmentClient(Connected):
         if data is not None and not self._at.is_here and len(data) >= LEAST_COMPRESSED:
             data = await asyncio.to_thread(compress, data)
             headers["Content-Encoding"] = "gzip"
-        pauses = self._patience.pauses()
-        while True:
+
+        async def attempt() -> bytes:
             if self._session is None:
                 self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
             try:
                 async with self._session.request(method, self._at.url + path, data=data, headers=headers) as response:
-                    answer = checked(response.status, await response.read(), path, _REFUSALS)
-                return msgspec.json.decode(answer)
-            except NotReady as error:
-                failure = error
+                    return checked(response.status, await response.read(), path, _REFUSALS)
             except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
-                failure = unreachable(self._at.url, error)
-            pause = next(pauses, None)
-            if pause is None:
-                raise failure
-            await asyncio.sleep(pause)
+                raise unreachable(self._at.url, error) from error
+
+        return msgspec.json.decode(await self._retries.call(attempt))
 
 
 _REFUSALS = {**EVERYWHERE, 409: KeyReused}

@@ -1,22 +1,19 @@
-"""Groups on a trajectory server, asked for and followed: what it tells of each, and of its tokens.
+"""Groups on a trajectory server, read and followed. Reading changes nothing there.
 
-Reading changes nothing on the server. Texts in groups may be anybody's: what is shown to a person has no control
-characters.
+Texts in groups may be anybody's: what is shown to a person has no control characters.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from halteres.clients.trajectories.calls import EVERYWHERE, Patience, PlainClient, Refusals
+from halteres.clients.retries import Retries
+from halteres.clients.trajectories.calls import EVERYWHERE, PlainClient, Refusals
 from halteres.errors import NotFound, unknown
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
@@ -25,6 +22,7 @@ WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")  # places that a 
 CONTEXT = -100  # the mask of a token that the policy was given, rather than sampled
 PAGE = 100  # groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
 MOST = 1000  # groups that one page may hold
+RETRIES = Retries.for_seconds(1.0)  # somebody waits for the first answer
 T = TypeVar("T")
 
 
@@ -56,88 +54,13 @@ class Page(msgspec.Struct, frozen=True):
     next: int | None  # the `after` of the page behind; None on the last
 
 
-class Environment(msgspec.Struct, frozen=True):
-    """One of GET /v1/diagnostics."""
-
+class _Environment(msgspec.Struct, frozen=True):
     env_id: int
     name: str
 
 
-class Diagnostics(msgspec.Struct, frozen=True):
-    """GET /v1/diagnostics, as far as it is of use here."""
-
-    environments: list[Environment]
-
-
-class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer gets of a group, as far as it is shown: G sequences, where nothing was set aside."""
-
-    tokens: list[list[int]] = []
-    masks: list[list[int]] = []
-    scores: list[float] = []
-    advantages: list[list[float]] | None = None
-    inference_logprobs: list[list[float]] | None = None
-    messages: Any = None
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group to be shown: what is known of it, whose it is, and its element where that is kept."""
-
-    info: GroupInfo
-    env_name: str  # harmless; "" where it has none, or an unknown one
-
-    @cached_property
-    def element(self) -> Element:
-        """Read when it is looked at; an empty one where there is none."""
-        return msgspec.json.decode(self.info.element, type=Element) if self.info.has_tokens else Element()
-
-    @property
-    def num_sequences(self) -> int:
-        """Those that can be shown."""
-        return len(self.element.tokens)
-
-    @property
-    def mean(self) -> float | None:
-        """Of the scores."""
-        return _mean(self.element.scores)
-
-    def mask(self, at: int) -> list[int]:
-        """Of a sequence; as long as its tokens, whatever was posted."""
-        masks, length = self.element.masks, len(self.element.tokens[at])
-        mask = masks[at][:length] if at < len(masks) else []
-        return mask + [CONTEXT] * (length - len(mask))
-
-    def num_sampled(self, at: int) -> int:
-        """Tokens of a sequence that the policy sampled."""
-        return sum(mask != CONTEXT for mask in self.mask(at))
-
-    def per_token(self, rows: list[list[float]] | None, at: int) -> list[float] | None:
-        """A sequence's row of advantages or log-probabilities; None where it does not fit its tokens."""
-        fits = rows is not None and at < len(rows) and len(rows[at]) == len(self.element.tokens[at])
-        return rows[at] if rows is not None and fits else None
-
-    def mean_of_sampled(self, rows: list[list[float]] | None, at: int) -> float | None:
-        """The mean of such a row over the tokens that the policy sampled."""
-        masked = zip(self.per_token(rows, at) or (), self.mask(at), strict=False)
-        return _mean([value for value, mask in masked if mask != CONTEXT])
-
-    @property
-    def extremes(self) -> tuple[int, ...]:
-        """The best and the worst sequence, the first of each; one where all are alike."""
-        scores = self.element.scores[: self.num_sequences]
-        if not scores:
-            return (0,) if self.num_sequences else ()
-        best, worst = scores.index(max(scores)), scores.index(min(scores))
-        return (best,) if best == worst else (best, worst)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """None of no values. A sum that is too large for a float has a mean all the same."""
-    if not values:
-        return None
-    total = sum(values)
-    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
+class _Diagnostics(msgspec.Struct, frozen=True):  # as far as it is of use here
+    environments: list[_Environment]
 
 
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -173,15 +96,15 @@ class Reader(PlainClient):
     """A client that only reads: one connection, one caller at a time.
 
     Raises:
-        NotReady: the server is away for longer than `patience` says.
+        NotReady: the server is away for longer than `retries` say.
         NoGroups: what answers is an Atropos server, or no trajectory server at all.
         NotAllowed: it asks for a token.
     """
 
     refusals: ClassVar[Refusals] = {**EVERYWHERE, 404: NoGroups, 405: NoGroups}
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
-        super().__init__(url, patience or Patience(total_s=1.0))
+    def __init__(self, url: str, retries: Retries = RETRIES) -> None:
+        super().__init__(url, retries)
 
     def page(
         self,
@@ -196,7 +119,7 @@ class Reader(PlainClient):
         """GET /v1/groups: the first `limit` after an id, or the last; the oldest first."""
         query = [("after", str(after)), ("limit", str(limit)), *(("place", place) for place in places)]
         query += [] if env_id is None else [("env_id", str(env_id))]
-        query += [(name, "true") for name, wanted in (("newest", newest), ("bodies", bodies)) if wanted]
+        query += [(name, "true") for name, is_on in (("newest", newest), ("bodies", bodies)) if is_on]
         return self._get(f"/v1/groups?{urlencode(query)}", Page)
 
     def pages(
@@ -221,7 +144,7 @@ class Reader(PlainClient):
 
     def environment_names(self) -> dict[int, str]:
         """Names of the environments that the server knows, by id; harmless ones, of one line each."""
-        found = self._get("/v1/diagnostics", Diagnostics)
+        found = self._get("/v1/diagnostics", _Diagnostics)
         return {env.env_id: on_one_line(env.name) for env in found.environments}
 
     def environment(self, name_or_id: str) -> int:
@@ -272,16 +195,16 @@ class Follower:
 
     def __init__(self, reader: Reader, after: int, places: Sequence[PlaceName], env_id: int | None) -> None:
         self._reader, self._places, self._env_id = reader, tuple(places), env_id
-        self._after = after  # nothing up to this id is news
+        self._after = after  # everything up to this id was seen
         self._seen: set[int] = set()  # of those behind it
 
     def skip(self) -> None:
-        """What is there by now is no news."""
+        """What is there by now counts as seen."""
         self._settle(self._settled())
-        self.saw(info.id for infos in self._listed() for info in infos)
+        self.saw(info.id for info in self._listed())
 
     def saw(self, group_ids: Iterable[int]) -> None:
-        """These are no news: they were shown by other means."""
+        """These were shown by other means."""
         self._seen.update(group_ids)
 
     def look(self) -> Iterator[list[GroupInfo]]:
@@ -292,14 +215,16 @@ class Follower:
                     yield fresh
                 self._settle(max((info.id for info in infos), default=0))
             return
-        settled = self._settled()  # asked before the list: what moves in between is found now or at the next look
-        for info in [info for infos in self._listed() for info in infos if info.id not in self._seen]:
-            yield [self._reader.group(info.id)]
-            self._seen.add(info.id)
+        settled = self._settled()  # before the list: what moves in between is found now or at the next look
+        for info in self._listed():
+            if info.id not in self._seen:
+                yield [self._reader.group(info.id)]
+                self._seen.add(info.id)
         self._settle(settled)
 
-    def _listed(self) -> Iterator[list[GroupInfo]]:
-        return self._reader.pages(self._after, self._places, self._env_id, limit=MOST, bodies=False)
+    def _listed(self) -> list[GroupInfo]:
+        pages = self._reader.pages(self._after, self._places, self._env_id, limit=MOST, bodies=False)
+        return [info for page in pages for info in page]
 
     def _settle(self, upto: int) -> None:
         self._after = max(self._after, upto)

@@ -1,8 +1,5 @@
 """A trainer's client of the trajectory server: plain calls, no event loop.
 
-Owns: waiting for a batch; naming the last batch held when it asks for the next; leases, for who asks for them.
-Never: trains; imports torch or an asynchronous HTTP library.
-
     client = TrainerClient(url)
     client.register(TrainerRegistration(batch_size=128, max_token_len=256, num_steps=40, run_id="r1", max_staleness=0))
     batch = client.batch(0, deadline_s=600)
@@ -21,13 +18,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
-from halteres.clients.trajectories.calls import EVERYWHERE, POLL_S, LeaseLost, Patience, PlainClient, Refusals
+from halteres.clients.retries import Retries
+from halteres.clients.trajectories.calls import EVERYWHERE, POLL_S, RETRIES, LeaseLost, PlainClient, Refusals
 from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.types import Batch, Group, Span
 
@@ -68,7 +66,7 @@ class Element(msgspec.Struct):
             advantages=self._aligned(self.advantages),
             ref_logprobs=self._aligned(self.ref_logprobs),
             env_id=self.env_id,
-            is_truncated=_truncates(self.generation_params or {}),
+            is_truncated=any((self.generation_params or {}).get(name) not in off for name, off in _UNTRUNCATED.items()),
         )
 
     def _aligned(self, rows: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...]:
@@ -77,10 +75,8 @@ class Element(msgspec.Struct):
         return rows if rows is not None and fits else ()
 
 
-def _truncates(sampling: Mapping[str, Any]) -> bool:
-    """True where these parameters leave out a token that the model might have said."""
-    bounds = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
-    return any(sampling.get(name) not in all_tokens for name, all_tokens in bounds.items())
+_UNTRUNCATED = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
+"""Sampling parameters that leave out no token that the model might have said."""
 
 
 class BatchReply(msgspec.Struct):
@@ -93,14 +89,6 @@ class BatchReply(msgspec.Struct):
     num_stale: int | None = None
     status: str = ""
     message: str = ""
-
-    def as_batch(self) -> Batch | None:
-        """The batch; None where there is none yet."""
-        if not self.batch:
-            return None
-        return Batch(
-            groups=tuple(element.as_group() for element in self.batch), run_id=self.run_id, num_stale=self.num_stale
-        )
 
 
 decoder = msgspec.json.Decoder(BatchReply)
@@ -134,7 +122,7 @@ class Lease:
 class TrainerClient(PlainClient):
     """A trainer's client: one connection, one caller at a time, any thread.
 
-    Every call is repeated while the server is away, as long as `patience` says.
+    Every call is repeated while the server is away, as long as `retries` say.
 
     Raises:
         NotReady: it stayed away, or knows no trainer.
@@ -143,8 +131,8 @@ class TrainerClient(PlainClient):
 
     refusals: ClassVar[Refusals] = {**EVERYWHERE, 404: NotFound, 409: LeaseLost}
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
-        super().__init__(url, patience)
+    def __init__(self, url: str, retries: Retries = RETRIES) -> None:
+        super().__init__(url, retries)
         self._held = 0  # id of the last batch received whole without a lease; 0: none
         self._leased: Lease | None = None
 
@@ -185,22 +173,22 @@ class TrainerClient(PlainClient):
         """
         ends = time.monotonic() + deadline_s
         while not stopped():
-            asked = time.monotonic()
-            hold_s = max(0.0, min(HOLD_S, ends - asked))
+            began = time.monotonic()
             lease = "" if lease_s is None else f"&lease={lease_s:.3f}"
-            question = f"/batch?policy_version={policy_version}&after={self._held}{lease}&wait={hold_s:.3f}"
+            path = f"/batch?policy_version={policy_version}&after={self._held}{lease}"
+            path += f"&wait={max(0.0, min(HOLD_S, ends - began)):.3f}"
             try:
-                batch = self._asked(question, lambda: stopped() or time.monotonic() >= ends)
+                answer = self.ask("GET", path, is_over=lambda: stopped() or time.monotonic() >= ends)
             except NotReady:
                 if stopped():
                     break
                 raise
-            now = time.monotonic()
-            if batch is not None:
+            if (batch := self._read(answer)) is not None:
                 return batch
+            now = time.monotonic()
             if now >= ends:
                 raise self._no_batch(deadline_s)
-            time.sleep(max(0.0, min(asked + POLL_S, ends) - now))  # no pause where the server held its reply
+            time.sleep(max(0.0, min(began + POLL_S, ends) - now))  # no pause where the server held its reply
         return None
 
     def acknowledge(self, batch_id: int) -> None:
@@ -228,15 +216,18 @@ class TrainerClient(PlainClient):
         self._held, self._leased = 0, None
         self.ask("GET", "/reset_data")
 
-    def _asked(self, question: str, over: Callable[[], bool]) -> Batch | None:
-        reply = decoder.decode(self.ask("GET", question, over=over))
+    def _read(self, answer: bytes) -> Batch | None:
+        reply = decoder.decode(answer)
         if reply.status == "error":
             raise NotReady("The trajectory server knows no trainer.", reply.message, "Register first.")
         if reply.batch and (reply.lease_expires is None or reply.batch_id is None):
             self._held = reply.batch_id or 0  # the original server names none
         elif reply.batch and reply.lease_expires is not None and reply.batch_id is not None:
             self._leased = Lease(id=reply.batch_id, expires_at=reply.lease_expires)
-        return reply.as_batch()
+        if not reply.batch:
+            return None
+        groups = tuple(element.as_group() for element in reply.batch)
+        return Batch(groups=groups, run_id=reply.run_id, num_stale=reply.num_stale)
 
     def _settle(self, batch_id: int, how: str) -> None:
         self.ask("POST", f"/v1/batches/{batch_id}/{how}", {})

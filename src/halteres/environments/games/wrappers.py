@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
-from halteres.clients.plain import post_bytes
+from halteres.clients.json_client import post_bytes
 from halteres.errors import HalteresError, InvalidConfig, unknown
 from halteres.text import Tokenizer
 

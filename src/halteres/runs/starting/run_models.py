@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from halteres.clients import plain
+from halteres.clients import json_client
 from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
@@ -145,8 +145,8 @@ def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:
 def _ask(path: str, service_url: str) -> dict[str, Any] | None:
     """GET JSON, with the key of TINKER_API_KEY; None where the service has no such route."""
     try:
-        return plain.get_json(f"{service_url}{path}", ANSWERS_WITHIN_S, environ.api_key())
-    except plain.Refused as error:
+        return json_client.get_json(f"{service_url}{path}", ANSWERS_WITHIN_S, environ.api_key())
+    except json_client.Refused as error:
         if error.answered in (404, 405):
             return None
         if error.answered in (401, 403):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from halteres.clients import plain
+from halteres.clients import json_client
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
@@ -79,8 +79,8 @@ def listen() -> Listener:
 async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
     """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where one is asked for."""
     try:
-        return await asyncio.to_thread(plain.get_json, url, 2.0, key)
-    except (plain.Refused, NotReady):
+        return await asyncio.to_thread(json_client.get_json, url, 2.0, key)
+    except (json_client.Refused, NotReady):
         return None
 
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from halteres.clients.plain import Refused, get_json, post_bytes, post_json
+from halteres.clients.json_client import Refused, get_json, post_bytes, post_json
 from halteres.errors import InvalidConfig, NotReady
 
 ANSWERS = {
@@ -65,7 +65,7 @@ def test_json_is_fetched_and_posted_past_any_proxy(url: str) -> None:
 
 def test_a_process_that_is_born_with_a_proxy_asks_none(url: str) -> None:
     """urllib reads the variables once: what holds here was decided before the test set them."""
-    code = f"from halteres.clients.plain import get_json; print(get_json('{url}/object', 5))"
+    code = f"from halteres.clients.json_client import get_json; print(get_json('{url}/object', 5))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert ended.stdout == "{'a': 1}\n", ended.stderr
 

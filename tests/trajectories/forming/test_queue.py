@@ -16,8 +16,8 @@ from .queues import Queued, filled, queues, record
 
 def of_env(waiting: Queue, env_id: int | None) -> list[GroupRecord]:
     """Groups of an environment, oldest first."""
-    lanes = waiting.sizes_of(env_id).values()
-    return sorted((group for lane in lanes for group in lane.values()), key=lambda group: group.position)
+    fifos = waiting.sizes_of(env_id).values()
+    return sorted((group for fifo in fifos for group in fifo.values()), key=lambda group: group.position)
 
 
 def test_a_queue_counts_what_it_holds() -> None:
@@ -46,7 +46,7 @@ def test_an_emptied_queue_holds_nothing_of_whoever_was_in_it() -> None:
         waiting.add(record(position, 4, env_id=position, versions=(position, position)))
     for group in list(waiting.groups.values()):
         waiting.remove(group)
-    assert (list(waiting.lanes()), waiting.sequences_by_env(), waiting.largest()) == ([], {}, 0)
+    assert (list(waiting.fifos()), waiting.sequences_by_env(), waiting.largest()) == ([], {}, 0)
     assert waiting.outside(-1, -1) == []
 
 
@@ -91,7 +91,7 @@ def test_whoever_comes_goes_and_is_looked_at_meanwhile_the_order_is_that_of_posi
 
 
 def check_order(waiting: Queue) -> None:
-    found = {(env_id, size): list(lane) for env_id, size, lane in waiting.lanes()}
+    found = {(env_id, size): list(fifo) for env_id, size, fifo in waiting.fifos()}
     expected: dict[tuple[int | None, int], list[int]] = {}
     for position in sorted(waiting.groups):
         each = waiting.groups[position]
