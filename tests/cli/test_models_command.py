@@ -58,6 +58,14 @@ def test_a_model_is_added_listed_and_removed(own: Path, tmp_path: Path) -> None:
     assert told("list")["registered"] == {}
 
 
+def test_a_model_of_another_home_is_not_listed(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Homes may share the Hugging Face cache, where a model's tokenizer is found."""
+    command("add", str(own))
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "another"))
+    assert told("list")["registered"] == {}
+    assert "my-model" not in command("list").output
+
+
 def test_the_builtin_model_may_have_another_name_and_is_listed_once() -> None:
     assert told("add", TINY, "--as", NAME)["tokenizer_names"] == [NAME]
     names = [model["name"] for model in told("list")["models"] if model["present"]]

@@ -87,6 +87,23 @@ def test_evaluations_carry_their_margins(drawn: list[Any], tmp_path: Path) -> No
     assert labels(drawn[0])[-2:] == ["held-out, T = 1, 95 %", "held-out, greedy, 95 %"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([0], ["before 25%"]),
+        ([0, 8], ["before 25%", "after 33%"]),
+        ([4, 8], ["step 4: 29%", "after 33%"]),
+        ([8], ["step 8: 33%"]),
+    ],
+)
+def test_an_evaluation_is_before_training_only_at_step_0(
+    steps: list[int], words: list[str], drawn: list[Any], tmp_path: Path
+) -> None:
+    """A run that is resumed before its first evaluation has none of before."""
+    plot_run([{"step": step, "eval/percent_correct": 0.25 + step / 100} for step in steps], tmp_path / "p.png", "sums")
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == words
+
+
 def heights(container: Any) -> list[float]:
     return [float(ends[1][1] - ends[0][1]) for ends in container.lines[2][0].get_segments()]
 

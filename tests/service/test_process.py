@@ -197,6 +197,7 @@ async def test_a_second_service_on_one_state_is_refused_with_a_sentence(tmp_path
             said = second.popen.stderr.read() if second.popen.stderr else ""
             assert second.ended() == 1
             assert f"error: Another service uses the state directory {tmp_path}." in said
+            assert "name another directory: --state DIR." in said
         assert (await first.info())["engine"]["restarts"] == 0
 
 

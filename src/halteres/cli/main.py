@@ -59,19 +59,12 @@ app.command("ui")(serve.ui)
 app.command("variables")(serve.variables)
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
+@app.callback(invoke_without_command=True)
+def _halteres(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Reinforcement-learning post-training of language models, self-hosted."""
+    if version:
         typer.echo(f"halteres {halteres.__version__}")
         raise typer.Exit
-
-
-@app.callback()
-def _halteres(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Reinforcement-learning post-training of language models, self-hosted."""
 
 
 def main() -> None:

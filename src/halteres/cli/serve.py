@@ -7,16 +7,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from halteres.service.keys import KeyFile
-
-app = typer.Typer(
-    help="Serve the training service, the trajectory server, or the agent's tools.", invoke_without_command=True
-)
 
 PASSED_ON = {
     "allow_extra_args": True,
@@ -31,64 +28,25 @@ DEFAULT_URL = "http://127.0.0.1:8001"
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
-@app.callback()
-def service(
-    context: typer.Context,
-    port: Port = 8001,
-    model: Annotated[
-        str, typer.Option(help="'halteres/tiny', a name in the store (`halteres models list`), or a model folder.")
-    ] = "halteres/tiny",
-    state: Annotated[
-        Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="'torch', or 'scripted' (a deterministic fake for tests).")] = "torch",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine. [default: cores - 1]")] = None,
-    samplers: Annotated[
-        int, typer.Option(min=0, max=64, help="Engines that only sample; 0: the one that trains samples too.")
-    ] = 0,
-    sample_logprobs: Annotated[
-        str, typer.Option(metavar="raw|tempered", help="Log-probabilities of samples: at temperature 1, or at theirs.")
-    ] = "raw",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only with keys (`halteres keys create`).")
-    ] = "127.0.0.1",
-    require_keys: Annotated[
-        bool, typer.Option("--require-keys", help="Ask for a key also while none was made.")
-    ] = False,
-    refuse_stable_reinforce: Annotated[
-        bool,
-        typer.Option(
-            "--refuse-stable-reinforce",
-            help="Refuse that loss: the formula is ours, the hosted service's is not public.",
-        ),
-    ] = False,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A limit of every tenant; may be repeated (docs/keys.md)."),
-    ] = None,
-    reward_model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=URL", help="A reward server by which `best_of` may choose; may be repeated."),
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="For TLS: PEM file with the certificate chain.")] = None,
-    certificate_key: Annotated[Path | None, typer.Option(help="... and PEM file of its private key.")] = None,
-) -> None:
-    """Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports)."""
-    if context.invoked_subcommand is not None:
-        return
-    from halteres.config import environ
+class _Serve(TyperGroup):
+    """Its commands, and the training service where none is named: every word is then the service's own."""
 
-    given = {**context.params, "state": state or environ.home() / "service", "samplers": samplers or None}
-    arguments: list[str] = []
-    for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, list | tuple):
-            arguments += [f"{flag}={one}" for one in value]
-        elif isinstance(value, bool):
-            arguments += [flag] if value else []
-        elif value is not None:
-            arguments.append(f"{flag}={value}")
-    become("halteres.service", *arguments)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            return super().parse_args(ctx, args)
+        if "--help" in args:
+            typer.echo(self.get_help(ctx))
+        from halteres.config import environ
+
+        become("halteres.service", f"--state={environ.home() / 'service'}", *args)  # of two, the last one counts
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_Serve,
+    help="Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports), or by a command "
+    "something else. Without a command, these options:",
+)
 
 
 @app.command(context_settings=PASSED_ON)

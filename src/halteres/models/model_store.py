@@ -263,8 +263,10 @@ class ModelStore:
 
     def registered(self) -> dict[str, tuple[str, ...]]:
         """The names that `add` has put here, each with those under which clients find its tokenizer."""
-        stored = (name for name, _ in stored_models(self.folder) if self._is_registered(name))
-        return {name: self._found_as(name) for name in sorted({*stored, *self.cache.models()})}
+        stored = {name for name, _ in stored_models(self.folder) if self._is_registered(name)}
+        # The cache may be shared with other stores, whose models are not here.
+        cached = {name for name in self.cache.models() if builtin_path(name) or os.path.lexists(self.folder / name)}
+        return {name: self._found_as(name) for name in sorted(stored | cached)}
 
     def _found_as(self, name: str) -> tuple[str, ...]:
         return tuple(known for known in tokenizer_names(name) if self.cache.resolves(known))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 REWARD, SUCCESS, SAMPLED, GREEDY, ALERT = "#1b6ca8", "#e08a1e", "#a8321b", "#2e7d4f", "#c0392b"
 COLOURS = (REWARD, SUCCESS, GREEDY, SAMPLED, "#6a4ba3", "#3a9a9a", "#b5518f", "#6b6b2a")
 
-Points = list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
-    """How one kind of evaluation is drawn."""
-
-    colour: str
-    label: str
-    marker: str = "o"
-    aside: float = 0.0  # steps to the right, so that margins at the same step do not hide each other
+Points = Sequence[tuple[int, float]]
 
 
 def sparkline(values: Sequence[float | None], width: int = 24) -> str:
@@ -86,30 +75,24 @@ def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: 
     """
     merged = merge_by_step(rows)
     reward, success = series(merged, "reward/mean"), series(merged, "reward/success")
-    apart = any(not -0.1 <= value <= 1.1 for _, value in reward)  # then shares need a scale of their own
-    rules = sorted({rule for rule, _ in alerts})
-    heights = [1.0] * (1 + apart) + [0.05 * len(rules) * (1 + apart)] * bool(rules)
-    canvas = Canvas(title, rows=len(heights), heights=heights)
-    above, shares = canvas.panels[0], canvas.panels[1 if apart else 0]
+    is_apart = any(not -0.1 <= value <= 1.1 for _, value in reward)  # then shares need a scale of their own
+    canvas = _run_canvas(title, 1 + is_apart, alerts)
+    above, shares = canvas.panels[0], canvas.panels[1 if is_apart else 0]
     _draw_training(above, reward, REWARD, "reward")
     has_rates = bool(success) and success != reward
     if has_rates:
         _draw_training(shares, success, SUCCESS, "success rate")
-    sampled, greedy = series(merged, "eval/percent_correct"), series(merged, "eval/percent_correct_greedy")
-    aside = DODGE * max((row["step"] for row in merged), default=0) / 2
-    warm = _Style(colour=SAMPLED, label="held-out, T = 1, 95 %", marker="o", aside=-aside)
-    cold = _Style(colour=GREEDY, label="held-out, greedy, 95 %", marker="D", aside=aside)
-    for points, others, name, style in (
-        (sampled, greedy, "eval/percent_correct", warm),
-        (greedy, sampled, "eval/percent_correct_greedy", cold),
-    ):
-        _draw_points(shares, points, margins_of(merged, name), style)
-        _label_ends(shares, points, others, style)
-    has_shares = has_rates or bool(sampled or greedy)
-    finish(above, "reward, shares" if has_shares and not apart else "reward", room=0.1)
-    if apart:
+    shift = DODGE * max((row["step"] for row in merged), default=0) / 2
+    sampled, greedy = "eval/percent_correct", "eval/percent_correct_greedy"
+    warm = _draw_evaluations(shares, merged, sampled, SAMPLED, "held-out, T = 1, 95 %", shift=-shift)
+    cold = _draw_evaluations(shares, merged, greedy, GREEDY, "held-out, greedy, 95 %", marker="D", shift=shift)
+    _label_ends(shares, warm, SAMPLED, others=cold)
+    _label_ends(shares, cold, GREEDY, others=warm, above_equal=True)
+    has_shares = has_rates or bool(warm or cold)
+    finish(above, "reward, shares" if has_shares and not is_apart else "reward", room=0.1)
+    if is_apart:
         finish(shares, "shares")
-    _finish_run(canvas, rules, alerts, above, shares)
+    _finish_run(canvas, alerts, above, shares)
     canvas.save(file)
 
 
@@ -118,23 +101,18 @@ def plot_reward_training(
 ) -> None:
     """Write a PNG, 1200 x 700, of the training of a reward model: shares of pairs that it puts in the right order, of
     each batch and held out, and alerts. Arguments are those of `plot_run`."""
-    merged, rules = merge_by_step(rows), sorted({rule for rule, _ in alerts})
-    heights = [1.0] + [0.05 * len(rules)] * bool(rules)
-    canvas = Canvas(title, rows=len(heights), heights=heights)
+    merged, canvas = merge_by_step(rows), _run_canvas(title, 1, alerts)
     accuracy = canvas.panels[0]
     _draw_training(accuracy, series(merged, "accuracy"), REWARD, "pairs in the right order")
-    held_out = series(merged, "eval_accuracy")
-    style = _Style(colour=SAMPLED, label="held-out pairs")
-    _draw_points(accuracy, held_out, margins_of(merged, "eval_accuracy"), style)
-    _label_ends(accuracy, held_out, [], style)
+    _label_ends(accuracy, _draw_evaluations(accuracy, merged, "eval_accuracy", SAMPLED, "held-out pairs"), SAMPLED)
     finish(accuracy, "accuracy", room=0.1)
-    _finish_run(canvas, rules, alerts, accuracy)
+    _finish_run(canvas, alerts, accuracy)
     canvas.save(file)
 
 
 def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, *names: str) -> None:
     """Write a PNG with a panel for each metric and a curve for each run: evaluations with their margins, moving
-    averages of what every step tells.
+    averages of what every step reports.
 
     Args:
         curves: label to rows of metrics.jsonl.
@@ -146,13 +124,12 @@ def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, tit
     canvas = Canvas(title, rows=1 + (len(shown) > 2), columns=1 + (len(shown) > 1), shared=False)
     merged = {label: merge_by_step(rows) for label, rows in curves.items()}
     last = max((row["step"] for rows in merged.values() for row in rows), default=0)
-    aside = min(DODGE, 0.03 / max(1, len(merged) - 1)) * last
+    apart = min(DODGE, 0.03 / max(1, len(merged) - 1)) * last
     for axes, name in zip(canvas.panels, shown, strict=False):
         for place, (label, rows) in enumerate(merged.items()):
             points, colour = series(rows, name), COLOURS[place % len(COLOURS)]
             if name.startswith("eval/"):
-                dodged = aside * (place - (len(merged) - 1) / 2)
-                _draw_points(axes, points, margins_of(rows, name), _Style(colour=colour, label=label, aside=dodged))
+                _draw_evaluations(axes, rows, name, colour, label, shift=apart * (place - (len(merged) - 1) / 2))
             elif points:
                 axes.plot(*_columns(points), color=colour, alpha=0.18, linewidth=1)
                 window = max(1, min(WINDOW, len(points) // 5))
@@ -165,9 +142,16 @@ def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, tit
     canvas.save(file)
 
 
-def _finish_run(canvas: Canvas, rules: list[str], alerts: Sequence[tuple[str, int]], *curves: Axes) -> None:
-    """A strip under the curves, with a line for each rule and a mark at each step at which it spoke; the legend."""
-    axes = canvas.panels[-1]
+def _run_canvas(title: str, num_panels: int, alerts: Sequence[tuple[str, int]]) -> Canvas:
+    """Panels for curves, and under them a strip with a line for each rule that spoke."""
+    num_rules = len({rule for rule, _ in alerts})
+    heights = [1.0] * num_panels + [0.05 * num_rules * num_panels] * bool(num_rules)
+    return Canvas(title, rows=len(heights), heights=heights)
+
+
+def _finish_run(canvas: Canvas, alerts: Sequence[tuple[str, int]], *curves: Axes) -> None:
+    """The strip, with a mark at each step at which a rule spoke; the legend."""
+    axes, rules = canvas.panels[-1], sorted({rule for rule, _ in alerts})
     if rules:
         for rule, step in alerts:
             axes.plot(step, rules.index(rule), marker="v", markersize=9, color=ALERT, linestyle="none", clip_on=False)
@@ -190,37 +174,46 @@ def _draw_training(axes: Axes, points: Points, colour: str, label: str) -> None:
         axes.plot(*_columns(mean), color=colour, linewidth=2.6, label=f"{label}, mean of {window} steps")
 
 
-def _draw_points(axes: Axes, points: Points, margins: list[float], style: _Style) -> None:
-    """Joined by a thin line, each with its margin."""
+def _draw_evaluations(
+    axes: Axes, rows: list[Row], name: str, colour: str, label: str, *, marker: str = "o", shift: float = 0.0
+) -> Points:
+    """Joined by a thin line, each with its margin. `shift`: steps to the right, so that margins hide no others."""
+    if points := series(rows, name):
+        steps, values = _columns(points)
+        axes.errorbar(
+            [step + shift for step in steps],
+            values,
+            yerr=margins_of(rows, name),
+            fmt=marker,
+            color=colour,
+            label=label,
+            linestyle=":",
+            linewidth=1.4,
+            markersize=8,
+            markeredgecolor="white",
+            capsize=4,
+            zorder=5,
+        )
+    return points
+
+
+def _label_ends(axes: Axes, points: Points, colour: str, *, others: Points = (), above_equal: bool = False) -> None:
+    """Words outside the curves: left of the first point, which mostly is the baseline, and right of the last.
+
+    A run that was resumed before its first evaluation has no baseline: its first point names its step.
+    """
     if not points:
         return
-    steps, values = _columns(points)
-    axes.errorbar(
-        [step + style.aside for step in steps],
-        values,
-        yerr=margins,
-        fmt=style.marker,
-        color=style.colour,
-        label=style.label,
-        linestyle=":",
-        linewidth=1.4,
-        markersize=8,
-        markeredgecolor="white",
-        capsize=4,
-        zorder=5,
-    )
-
-
-def _label_ends(axes: Axes, points: Points, others: Points, style: _Style) -> None:
-    """Words outside the curves: left of the first point, which is the baseline, and right of the last."""
-    if points:
-        axes.axhline(points[0][1], color=style.colour, linestyle="--", linewidth=1, alpha=0.45)
-    ends = [(points[0], "before" if points[0][0] == 0 else "first", "right", -11)] if points else []
-    ends += [(points[-1], "after", "left", 11)] if len(points) > 1 else []
+    first, last, ends = points[0], points[-1], list[tuple[tuple[int, float], str, str, int]]()
+    if first[0] == 0:
+        axes.axhline(first[1], color=colour, linestyle="--", linewidth=1, alpha=0.45)
+    ends.append((first, "before" if first[0] == 0 else f"step {first[0]}:", "right", -11))
+    if len(points) > 1:
+        ends.append((last, "after", "left", 11))
     for point, word, side, outward in ends:
         # Of two evaluations that lie close together, the higher one's label goes above, the lower one's below.
         other = dict(others).get(point[0], -math.inf)
-        is_above = point[1] > other or (point[1] == other and style.marker == "D")
+        is_above = point[1] > other or (point[1] == other and above_equal)
         axes.annotate(
             f"{word} {point[1]:.0%}" if 0 <= point[1] <= 1 else f"{word} {point[1]:.2f}",
             point,
@@ -230,7 +223,7 @@ def _label_ends(axes: Axes, points: Points, others: Points, style: _Style) -> No
             va="bottom" if is_above else "top",
             fontsize=11.5,
             fontweight="bold",
-            color=style.colour,
+            color=colour,
             bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             zorder=6,
         )

@@ -29,15 +29,9 @@ from halteres.observe.metrics import Row, Tail, WriteFailed, append_row, merge_b
 from halteres.redaction import Redactor
 
 FILE = "sinks.json"
-
 LOOK_EVERY_S = 1.0
-
-SERVER_WITHIN_S = 12.0
-"""How long W&B's server may take to answer first (then the run is kept offline), and to take the last rows."""
-
-FLUSH_WITHIN_S = SERVER_WITHIN_S + 5
-"""How long the sinks may take, once the run has ended, for what they have not written yet."""
-
+SERVER_WITHIN_S = 12.0  # for W&B's server to answer first (then the run is kept offline), and to take the last rows
+FLUSH_WITHIN_S = SERVER_WITHIN_S + 5  # for what the sinks have not written yet once the run has ended
 PACKAGES: Mapping[SinkName, str] = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}
 
 _log = logging.getLogger("halteres.observe.sinks")
@@ -87,8 +81,8 @@ class Reports:
     def failed(self, name: SinkName, why: str) -> None:
         """Say that a sink has failed. What it had written is kept; where W&B's is, that can be uploaded later."""
         before = read_reports(self._run).get(name, SinkReport(state="starting"))
-        kept = f" Upload what it kept: wandb sync {before.folder}" if name == "wandb" and before.folder else ""
-        self.put(name, msgspec.structs.replace(before, state="failed", note=f"{why}{kept}"))
+        next = f" Upload what it kept: wandb sync {before.folder}" if name == "wandb" and before.folder else ""
+        self.put(name, msgspec.structs.replace(before, state="failed", note=f"{why}{next}"))
 
 
 def read_reports(run: Path) -> dict[SinkName, SinkReport]:

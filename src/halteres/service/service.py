@@ -204,7 +204,7 @@ def locked(state: Path) -> Iterator[None]:
             raise Conflict(
                 f"Another service uses the state directory {state}.",
                 "Two services on one state would overwrite each other.",
-                "Stop that one, or name another directory.",
+                "Stop that one, or name another directory: --state DIR.",
             ) from error
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,9 @@ from halteres.trajectories.options import Options, options_of, parser
 from halteres.trajectories.server import serve
 
 log = logging.getLogger(__name__)
+
+_OPEN = "Whoever reaches this address can read the queue, fill it and reset it: there is no token."
+_READABLE = "Token and data are readable on the way: let a proxy end TLS before it, or stay in a safe network."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
             advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
             raise InvalidConfig(error.what, error.why, error.next or advice) from error
         with listening:
-            _warn(options, listening)
+            if not is_loopback(listening.getsockname()[0]):
+                log.warning(_READABLE if options.token else _OPEN)
             _announce_file(options)
             serve(options, listening)
     except HalteresError as error:
@@ -65,7 +68,7 @@ def _announce_file(options: Options) -> None:
         return
     file = Path(options.database).expanduser().resolve()
     try:
-        news = "" if file.exists() else ", a new file" if file.parent.exists() else ", a new file in a new folder"
+        new = "" if file.exists() else ", a new file" if file.parent.exists() else ", a new file in a new folder"
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(
@@ -73,17 +76,8 @@ def _announce_file(options: Options) -> None:
             f"{error.strerror or error}.",
             "Name a file in a folder of yours: --database FILE.",
         ) from error
-    sys.stdout.write(f"The queue is in {file}{news}.\n")
+    sys.stdout.write(f"The queue is in {file}{new}.\n")
     sys.stdout.flush()
-
-
-def _warn(options: Options, listening: socket.socket) -> None:
-    if is_loopback(listening.getsockname()[0]):
-        return
-    if options.token is None:
-        log.warning("Whoever reaches this address can read the queue, fill it and reset it: there is no token.")
-    else:
-        log.warning("Token and data are readable on the way: let a proxy end TLS before it, or stay in a safe network.")
 
 
 if __name__ == "__main__":

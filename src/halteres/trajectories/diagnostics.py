@@ -173,7 +173,7 @@ def report(state: State) -> dict[str, Any]:
     ready = batches.is_ready(state)
     heads = [next(iter(fifo.values())) for _, _, fifo in queue.fifos()]
     out = [state.waiting[group_id] for batch in state.out.values() for group_id in batch.groups]
-    buffered = [group for env in state.envs.by_id.values() for group in env.buffer]
+    buffered = [group for env in state.envs.by_id.values() for group in env.buffer.groups.values()]
     oldest = min((group.received_at for group in (*heads, *out, *buffered)), default=None)
     found = list(_crowded_out(state) if ready and not state.run.parked else reasons(state))
     return {

@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain
 
 from halteres.trajectories.batch_selection import Minimum, Room, can_add_up
 from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.schema import EnvRegistration
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-"""Of an environment's weight in batches; beyond them what it was given could not be counted exactly."""
-
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6  # in batches; beyond them what it was given could not be counted exactly
 TIMEOUT_S = 60.0  # an environment silent for longer has no weight and no minimum, until its next request
 ADOPTED_FROM = 2**30  # ids from here were made up by somebody; the next one is not counted from them
 POLLING_S = 5.0  # an environment that was heard of within this time shares what a batch still lacks
 
 
 class Buffer:
-    """Groups in order of arrival. Everything but walking through it costs O(distinct sizes), however many are stuck."""
+    """Groups smaller than their environment's, in order of arrival."""
 
     def __init__(self) -> None:
-        self.num_sequences = 0
-        self._by_size: dict[int, OrderedDict[int, GroupRecord]] = {}
+        self.groups: dict[int, GroupRecord] = {}  # by id
+        self._num_by_size: Counter[int] = Counter()
 
-    def __bool__(self) -> bool:
-        return bool(self._by_size)
-
-    def __iter__(self) -> Iterator[GroupRecord]:
-        groups = chain.from_iterable(fifo.values() for fifo in self._by_size.values())
-        return iter(sorted(groups, key=lambda group: group.id))
+    @property
+    def num_sequences(self) -> int:
+        """In all of them."""
+        return sum(size * num for size, num in self._num_by_size.items())
 
     def append(self, group: GroupRecord) -> None:
         """Let a group wait; they come in the order of their ids."""
-        self._by_size.setdefault(group.size, OrderedDict())[group.id] = group
-        self.num_sequences += group.size
+        self.groups[group.id] = group
+        self._num_by_size[group.size] += 1
 
     def remove(self, group: GroupRecord) -> None:
         """A group waits no longer."""
-        fifo = self._by_size[group.size]
-        del fifo[group.id]
-        if not fifo:
-            del self._by_size[group.size]
-        self.num_sequences -= group.size
+        del self.groups[group.id]
+        self._num_by_size[group.size] -= 1
 
     def completed_by(self, group: GroupRecord, group_size: int) -> list[GroupRecord]:
         """Groups of exactly `group_size` sequences, in order of arrival, where this new one makes that possible.
 
         Older ones are preferred: each is taken if the rest can still be completed. None where it does not add up.
         """
-        num_by_size = Counter({size: len(fifo) for size, fifo in self._by_size.items()})
-        num_by_size[group.size] += 1
+        num_by_size = self._num_by_size + Counter([group.size])
         if not can_add_up(num_by_size, group_size):
             return []
-        fifos = {size: iter(fifo.values()) for size, fifo in self._by_size.items()}
-        fifos[group.size] = chain(fifos.get(group.size, ()), (group,))
-        heads = {size: next(fifo) for size, fifo in fifos.items()}
-        room, taken = Room(num_by_size, group_size), list[GroupRecord]()
-        while room.missing:
-            oldest = min(heads.values(), key=lambda head: head.id)
-            del heads[oldest.size]
-            if room.take(oldest.size):
-                taken.append(oldest)
-                if following := next(fifos[oldest.size], None):
-                    heads[oldest.size] = following
-        return taken
+        room = Room(num_by_size, group_size)
+        return [each for each in (*self.groups.values(), group) if room.missing and room.take(each.size)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,10 +174,10 @@ class Environments:
 
     def minima(self, batch_size: int, now: float) -> list[Minimum]:
         """Minimum shares of live environments in sequences; scaled down together where they exceed the batch."""
-        asked = [(env, int(batch_size * env.min_share)) for env in self.live(now)]
-        asked = [(env, need) for env, need in asked if need > 0 and env.group_size <= batch_size]
-        total = sum(need for _, need in asked)
+        needs = [(env, int(batch_size * env.min_share)) for env in self.live(now)]
+        needs = [(env, need) for env, need in needs if need > 0 and env.group_size <= batch_size]
+        total = sum(need for _, need in needs)
         if total <= batch_size:
-            return [Minimum(env_id=env.id, need=need) for env, need in asked]
+            return [Minimum(env_id=env.id, need=need) for env, need in needs]
         scale = batch_size / total
-        return [Minimum(env_id=env.id, need=max(env.group_size, int(need * scale))) for env, need in asked]
+        return [Minimum(env_id=env.id, need=max(env.group_size, int(need * scale))) for env, need in needs]

@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -47,7 +47,7 @@ class Rules:
 
 
 def default_database() -> str:
-    """The database of a server that is told nothing: HALTERES_DATABASE_URL, or a SQLite file."""
+    """Where no database is named: HALTERES_DATABASE_URL, or a SQLite file."""
     return environ.database_url() or str(environ.home() / FILE_NAME)
 
 
@@ -99,6 +99,12 @@ class Options:
         return self.database.startswith(("postgresql://", "postgres://"))
 
 
+_RULES = tuple(each.name for each in fields(Rules))
+_PLAIN = tuple(
+    each.name for each in fields(Options) if each.name not in ("database", "token", "allowed_hosts", "rules")
+)  # options that are arguments as they are
+
+
 def _check(flag: str, value: float | None, least: int, most: int | None = None) -> None:
     if value is not None and not (least <= value and (most is None or value <= most)):
         shown = str(int(value)) if float(value).is_integer() else f"{value:g}"
@@ -137,35 +143,25 @@ def parser(program: str = "halteres serve trajectories") -> argparse.ArgumentPar
     add("--allow-host", action="append", default=[], metavar="NAME", help="a DNS name of this server; may be repeated")
 
     add = made.add_argument_group("rules").add_argument
-
-    def rule(flag: str, dest: str, help: str, **how: Any) -> None:
-        add(flag, dest=dest, help=help, **how)
-
     validate = "useless groups are set aside, or refused with 422 [%(default)s]"
-    rule("--validate", "validation", validate, choices=get_args(Validation))
+    add("--validate", dest="validation", choices=get_args(Validation), help=validate)
     composition = "of batches: in order of arrival, or by the environments' weights [%(default)s]"
-    rule("--composition", "composition", composition, choices=get_args(Composition))
-    rule("--max-staleness", "max_staleness", "a group may lag behind [unbounded]", type=int, metavar="VERSIONS")
-    rule("--require-version", "require_version", "set groups without a policy version aside", action="store_true")
+    add("--composition", choices=get_args(Composition), help=composition)
+    add("--max-staleness", type=int, metavar="VERSIONS", help="a group may lag behind [unbounded]")
+    add("--require-version", action="store_true", help="set groups without a policy version aside")
     silence = "of silence, after which an environment has no weight and no minimum share [60]"
-    rule("--env-timeout", "env_timeout_s", silence, type=float, metavar="S")
+    add("--env-timeout", dest="env_timeout_s", type=float, metavar="S", help=silence)
     patience = "then a batch goes without a starved environment [never]"
-    rule("--min-alloc-patience", "min_share_patience_s", patience, type=float, metavar="S")
-    pause = "that wait; then environments are told to pause [unbounded]"
-    rule("--max-queue-batches", "max_queue_batches", pause, type=int, metavar="N")
+    add("--min-alloc-patience", dest="min_share_patience_s", type=float, metavar="S", help=patience)
+    add("--max-queue-batches", type=int, metavar="N", help="that wait; then environments pause [unbounded]")
     hold = "that wait; then posts are held back, and refused with 503 [32G]"
-    rule("--max-queue-bytes", "max_queue_bytes", hold, type=num_bytes, metavar="BYTES")
-    again = "a body that an environment sends twice within it counts once [0: off]"
-    rule("--same-content-window", "same_content_s", again, type=float, metavar="S")
+    add("--max-queue-bytes", type=num_bytes, metavar="BYTES", help=hold)
+    twice = "a body that an environment sends twice within it counts once [0: off]"
+    add("--same-content-window", dest="same_content_s", type=float, metavar="S", help=twice)
 
     defaults = Options(database="")
     made.set_defaults(
-        **{
-            each.name: getattr(defaults, each.name)
-            for each in fields(Options)
-            if each.name not in ("database", "rules")
-        },
-        **{each.name: each.default for each in fields(Rules)},
+        **{name: getattr(defaults, name) for name in _PLAIN}, **{name: getattr(defaults.rules, name) for name in _RULES}
     )
     return made
 
@@ -176,45 +172,36 @@ def options_of(arguments: argparse.Namespace) -> Options:
     Raises:
         InvalidConfig: a value is out of bounds, the token's file cannot be read, or the database's name is no file's.
     """
-    given = vars(arguments)
-    rules = Rules(**{each.name: given[each.name] for each in fields(Rules)})
-    read = {"database", "token", "allowed_hosts", "rules"}
+    token = environ.trajectory_token()
+    if (file := arguments.token_file) is not None:
+        try:
+            token = file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "It is no text"
+            raise InvalidConfig(f"The token's file {file} cannot be read.", f"{why}.") from error
     return Options(
-        database=_database(arguments.database),
-        token=_token(arguments.token_file),
+        database=_database(arguments.database or default_database()),
+        token=token,
         allowed_hosts=frozenset(name.lower() for name in arguments.allow_host),
-        rules=rules,
-        **{each.name: given[each.name] for each in fields(Options) if each.name not in read},
+        rules=Rules(**{name: getattr(arguments, name) for name in _RULES}),
+        **{name: getattr(arguments, name) for name in _PLAIN},
     )
 
 
-def _database(given: str | None) -> str:
-    """What the queue is kept in; a URL as it is, the path of a file whole."""
-    name, instead = given or default_database(), Path("FILE")
+def _database(name: str) -> str:
+    """A URL, or the path of a file; neither is opened or made here."""
     if "://" in name:
         return name
+    instead = Path("FILE")
     try:
         file = Path(name).expanduser().resolve()
         if name.endswith(os.sep) or file.is_dir():
-            why, instead = "It is a folder; a queue is kept in a file.", file / FILE_NAME
+            why, instead = "It is a folder; a queue is kept in a file", file / FILE_NAME
         elif file.exists() and not file.is_file():
-            why = "It is there, but is no file."
-        elif not (above := next(folder for folder in file.parents if folder.exists())).is_dir():
-            why = f"{above} is no folder."
+            why = "It is there, but is no file"
         else:
             return name
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody is called so whose home a ~ means
-        why = f"{error.strerror if isinstance(error, OSError) else error}".rstrip(".") + "."
-    raise InvalidConfig(
-        f"--database '{name}' can be no database.", why, f"Name a file in a folder of yours: --database {instead}."
-    )
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return environ.trajectory_token()
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "It is no text."
-        raise InvalidConfig(f"The token's file {file} cannot be read.", f"{why}.".replace("..", ".")) from error
+        why = f"{error.strerror if isinstance(error, OSError) else error}".rstrip(".")
+    next = f"Name a file in a folder of yours: --database {instead}."
+    raise InvalidConfig(f"--database '{name}' can be no database.", f"{why}.", next)

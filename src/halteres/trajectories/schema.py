@@ -2,7 +2,7 @@
 
 A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it. Truth values and
 numbers written as text are numbers where the schema wants one; only bodies that the strict reader refused are coerced.
-In replies a field that only our own clients are told is absent, not null, where it does not apply.
+In replies a field that only our own clients get is absent, not null, where it does not apply.
 """
 
 from __future__ import annotations
@@ -25,31 +25,18 @@ _LONGEST = 4300  # digits of an integer; Python reads no longer ones
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-
 Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-
-Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
-"""Without NUL, which PostgreSQL has no place for."""
-
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
-"""Of a group; all keys of a run are held in memory."""
-
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]  # PostgreSQL has no place for NUL
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]  # of a group; held in memory
 Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]  # seconds
 LONGEST_NAME = 4096  # characters of an environment's name
 HEAVIEST = 1e12  # a weight: times the length of a context it must stay a number
 _MOST = 2**31
-
-PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
-"""The names of `records.Place`, which imports this module."""
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""What msgspec raises at bytes that are no JSON, or not of the shape asked for."""
-
+PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]  # as `records.Place`
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)  # no JSON, or not of the shape that is decoded
 LARGEST_REREAD = 1024 * 1024  # bytes of a body that is read a second time, value by value
 _AT = re.compile(r" - at `\$([^`]*)`$")
-
 _MISSING = re.compile(r"^Object missing required field `(\w+)`")
 
 
@@ -139,7 +126,7 @@ class EnvReference(msgspec.Struct, frozen=True):
     """POST /disconnect-env, GET /status-env."""
 
     env_id: int
-    asked_for: Integer | None = None  # ours, of /status-env: batches before one whose `asked_version` is to be told
+    asked_for: Integer | None = None  # ours, of /status-env: batches before one whose `asked_version` is to be shown
 
 
 class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,28 +135,24 @@ class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
     key: Key | None = msgspec.field(name="Idempotency-Key", default=None)
 
 
+_OF_WEIGHTS = _says("Version of the trainer's weights; groups that are too far from it are set aside.")
+_AFTER = _says("Id of the last batch the trainer holds, which acknowledges it; 0: it holds none.")
+_LEASE = _says(
+    "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers the batch."
+)
+
+
 class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /batch: all optional, all ours."""
 
-    policy_version: Annotated[
-        Bounded | None, _says("Version of the trainer's weights; groups that are too far from it are set aside.")
-    ] = None
-    after: Annotated[
-        Integer | None, _says("Id of the last batch the trainer holds, which acknowledges it; 0: it holds none.")
-    ] = None
-    wait: Annotated[
-        float, msgspec.Meta(ge=0, le=60, description="Seconds to hold the reply until there is a batch.")
-    ] = 0.0
-    lease: Annotated[
-        Lease | None,
-        _says(
-            "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers the batch."
-        ),
-    ] = None
+    policy_version: Annotated[Bounded | None, _OF_WEIGHTS] = None
+    after: Annotated[Integer | None, _AFTER] = None
+    wait: Annotated[float, msgspec.Meta(ge=0, le=60), _says("Seconds to hold the reply until there is a batch.")] = 0.0
+    lease: Annotated[Lease | None, _LEASE] = None
 
     @property
     def extended(self) -> bool:
-        """The client is one of ours, and may be told more than the original tells."""
+        """The client is one of ours: its answer may hold more than the original's."""
         return self.policy_version is not None or self.after is not None or self.lease is not None
 
 
