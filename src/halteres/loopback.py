@@ -66,6 +66,8 @@ def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST,
     """
     if descriptor is not None:
         return _inherited(descriptor, beyond)
+    if not 0 <= port <= 65535:  # getaddrinfo would take what is left of it by 65536
+        raise InvalidConfig(f"There is no port {port}.", "Ports are from 0 to 65535.", "Name another with --port.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -29,7 +29,7 @@ version, or a checkpoint with that step; one that lost more has an older version
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from halteres.errors import Conflict, NotFound
 from halteres.trajectories import batch_selection
@@ -50,22 +50,15 @@ class LeaseLost(Conflict):
 # -- which batch -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Policy versions from the oldest to the newest."""
-
-    oldest: int
-    newest: int
-
-    def holds(self, versions: Versions | None) -> bool:
-        """Whether all of these lie in it; what is untagged does."""
-        return versions is None or self.oldest <= versions[0] <= versions[1] <= self.newest
-
-
-def span_for(state: State, version: int | None) -> Span | None:
-    """What a batch may contain for a trainer at this version; None: anything."""
+def span_for(state: State, version: int | None) -> Versions | None:
+    """The policy versions that a batch may contain for a trainer at this version; None: any."""
     bound = state.max_staleness
-    return None if bound is None or version is None else Span(version - bound, version + bound)
+    return None if bound is None or version is None else (version - bound, version + bound)
+
+
+def _is_within(versions: Versions | None, span: Versions | None) -> bool:
+    """Whether all of these lie in the span; what is untagged does."""
+    return span is None or versions is None or span[0] <= versions[0] <= versions[1] <= span[1]
 
 
 def version_at_request(state: State, step: int) -> int | None:
@@ -140,7 +133,7 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
         _deliver(state, state.out[query.after])
     span = span_for(state, version)
     if span and version is not None and has_gone_back(state.run):  # nothing of the weights that it left behind
-        span = Span(span.oldest, version)
+        span = span[0], version
     if (last := redelivery_of(state, query, version)) is not None:
         if has_gone_back(state.run):
             _drop_outside(state, span, version)
@@ -168,8 +161,7 @@ def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Deliv
     last, registration, after = state.run.last, state.run.registration, query.after
     if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
         return None
-    span = span_for(state, version)
-    if span is not None and not span.holds(last.versions):
+    if not _is_within(last.versions, span_for(state, version)):
         return None
     if after is None:
         return last if state.max_staleness == 0 and version == last.version else None
@@ -181,7 +173,7 @@ def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Deliv
     return last if (version == last.version if after == 0 else last.held == after) else None
 
 
-def _move_on(state: State, span: Span | None, version: int | None) -> None:
+def _move_on(state: State, span: Versions | None, version: int | None) -> None:
     """The trainer asks for another batch: what fits none of its batches any more is set aside."""
     state.save_run(replace(state.run, asked_version=version, parked=False))
     batch_size = state.run.batch_size
@@ -194,14 +186,14 @@ def _move_on(state: State, span: Span | None, version: int | None) -> None:
         for group in map(state.waiting.__getitem__, batch.groups):
             if group.size > batch_size:
                 unfit[group.id] = exceeds_batch(group.size, batch_size)
-            elif span and not span.holds(group.versions):
+            elif not _is_within(group.versions, span):
                 unfit[group.id] = too_far(group.versions, version, state.max_staleness)
         if unfit or batch.num_sequences != batch_size:
             dissolve(state, batch, unfit)
 
 
-def _drop_outside(state: State, span: Span | None, version: int | None) -> None:
-    for group in state.queue.outside(span.oldest, span.newest) if span else ():
+def _drop_outside(state: State, span: Versions | None, version: int | None) -> None:
+    for group in state.queue.outside(*span) if span else ():
         state.put(group, Place.SET_ASIDE, too_far(group.versions, version, state.max_staleness))
 
 

@@ -76,10 +76,10 @@ def status_env(state: State, env: Environment) -> EnvStatus:
     weight = state.envs.weight_of(env, now)
     if state.run.registration is None or is_paused(state):
         return idle(state, weight)
-    waiting = queue.sequences_by_env() + state.num_out
+    waiting = queue.sequences_of_env + state.num_out
     own, sizes_out = waiting.pop(env.id, 0), (size for size, num in state.sizes_out.items() if num)
     largest = max(1, queue.largest(), max(sizes_out, default=0))
-    group_size = max(env.group_size or largest, queue.largest_of(env.id))
+    group_size = max(env.group_size or largest, queue.largest(env.id))
     shares = {other.id: other.min_share for other in state.envs.live(now)}
     others = 0
     if largest > 1:
@@ -112,7 +112,7 @@ def allowance(state: State, env: Environment) -> int:
     run = state.run
     if run.registration is None or is_paused(state):
         return 0
-    size = env.group_size or state.queue.largest_of(env.id) or state.queue.largest()
+    size = env.group_size or state.queue.largest(env.id) or state.queue.largest()
     if size == 0:
         return 1  # adopted: its first group will tell
     num_batches = max(1, (state.max_staleness or 1) // run.registration.updates_per_batch)
@@ -204,7 +204,7 @@ def _environment(state: State, env: Environment, now: float) -> dict[str, Any]:
         "connected": env.is_live(now),
         "last_seen_s": round(max(0.0, now - env.last_seen), 3),
         "group_size": env.group_size,
-        "queued": state.queue.num_groups_of(env.id),
+        "queued": state.queue.groups_of_env[env.id],
         "buffered": env.buffer.num_sequences,
         "accepted": env.num_accepted,
         "duplicates": env.num_duplicates,
@@ -266,7 +266,7 @@ def _shortfall(state: State) -> Iterator[Reason]:
     if (starved := batches.starved(state)) is None:
         return
     env = state.envs.by_id[starved.env_id]
-    lacks = "none queued that fits a batch now" if state.queue.num_groups_of(env.id) else "none queued"
+    lacks = "none queued that fits a batch now" if state.queue.groups_of_env[env.id] else "none queued"
     text = f"Environment '{env.record.name}' asked for {starved.need} sequences of every batch and has {lacks}."
     if (silent_s := now - env.last_seen) > SILENT_S:
         left_s = max(0.0, env.timeout_s - silent_s)
@@ -282,7 +282,7 @@ def _crowded_out(state: State) -> Iterator[Reason]:
         size = max(1, state.envs.by_id[each.env_id].group_size)
         taken += min(math.ceil(each.need / size), batch_size // size) * size
     env_ids = sorted(each.env_id for each in minima)
-    num_others = len(state.queue) - sum(map(state.queue.num_groups_of, env_ids))
+    num_others = len(state.queue) - sum(state.queue.groups_of_env[env_id] for env_id in env_ids)
     if not minima or not num_others or taken < batch_size:
         return
     if any(group.env_id not in env_ids for group in batches.choose(state) or ()):

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -35,20 +34,6 @@ CATCH_UP_S = 0.2  # how far a server may lag behind others on the same queue in 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    decide: Decision[Any]
-    answer: asyncio.Future[Any]
-
-    def settle(self, outcome: Any) -> None:
-        if self.answer.done():  # its request was given up
-            return
-        if isinstance(outcome, HalteresError):
-            self.answer.set_exception(outcome)
-        else:
-            self.answer.set_result(outcome)
-
-
 class GroupCommit:
     """The turns at one store. `run` is the task that owns them."""
 
@@ -57,7 +42,7 @@ class GroupCommit:
         self.state = remember(store.load())
         self.changed = asyncio.Event()  # set, and replaced, after every turn that changed something
         self.is_ending = False  # nobody should be held for long
-        self._waiting: list[_Submitted] = []
+        self._waiting: list[tuple[Decision[Any], asyncio.Future[Any]]] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._stopping = False
@@ -70,7 +55,7 @@ class GroupCommit:
         if self._ended is not None:
             answer.set_exception(self._ended)
         else:
-            self._waiting.append(_Submitted(decide, answer))
+            self._waiting.append((decide, answer))
             self._wake.set()
         return answer
 
@@ -108,8 +93,8 @@ class GroupCommit:
             return self._ended
         finally:
             self._ended = self._ended or StoreFailed("The trajectory store is closed.", "", "Ask again in a moment.")
-            for each in self._waiting:
-                each.settle(self._ended)
+            for _, answer in self._waiting:
+                _settle(answer, self._ended)
 
     async def _take_turn(self) -> None:
         submitted, self._waiting = self._waiting, []
@@ -117,27 +102,27 @@ class GroupCommit:
         try:
             with boundary(StoreFailed, "The trajectory store"):
                 if submitted:
-                    outcomes = await self._decide(submitted)
+                    outcomes = await self._decide([decide for decide, _ in submitted])
                 elif self._store.is_shared and not self._stopping:  # learn what others did
                     self._take_in(await self._in_thread(self._store.catch_up))
         except StoreFailed as failure:
             await self._go_back()
             outcomes = [failure] * len(submitted)
-        for each, outcome in zip(submitted, outcomes, strict=True):
-            each.settle(outcome)
+        for (_, answer), outcome in zip(submitted, outcomes, strict=True):
+            _settle(answer, outcome)
 
-    async def _decide(self, submitted: Sequence[_Submitted]) -> list[Any]:
+    async def _decide(self, decisions: Sequence[Decision[Any]]) -> list[Any]:
         if self._store.is_shared:
             self._take_in(await self._in_thread(self._store.begin))
         outcomes: list[Any] = []
-        for each in submitted:
+        for decide in decisions:
             try:
-                outcomes.append(each.decide(self.state))
+                outcomes.append(decide(self.state))
             except HalteresError as refusal:
                 outcomes.append(refusal)
         if changes := self.state.drain():
             begun = monotonic()
-            if self._store.is_quick and len(submitted) == 1 and self._commit_s < QUICK_S:
+            if self._store.is_quick and len(decisions) == 1 and self._commit_s < QUICK_S:
                 self._store.commit(changes)
             else:
                 await self._in_thread(self._store.commit, changes)
@@ -176,3 +161,12 @@ class GroupCommit:
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+
+def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
+    if answer.done():  # its request was given up
+        return
+    if isinstance(outcome, HalteresError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

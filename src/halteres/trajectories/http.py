@@ -137,11 +137,8 @@ class Bodies:
                         return b"".join(parts)
                     stalled.reschedule(min(now() + self.stall_s, ends))
         except TimeoutError as error:
-            raise TooSlow(
-                f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for {self.stall_s:g} s.",
-                "",
-                "Send it again on a better connection.",
-            ) from error
+            what = f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for {self.stall_s:g} s."
+            raise TooSlow(what, "", "Send it again on a better connection.") from error
 
     async def _inflated(self, body: bytes) -> bytes:
         if len(body) <= LARGE_PACKED:

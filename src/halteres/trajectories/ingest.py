@@ -1,6 +1,6 @@
 """Posted groups: where each one goes (queue, buffer, set aside with a reason), and which came before.
 
-Nothing that fits the schema is refused, but in strict mode: what cannot train anybody is kept apart, and said.
+Nothing that fits the schema is refused, but in strict mode: what cannot train anybody is set aside, with a reason.
 """
 
 from __future__ import annotations
@@ -94,11 +94,8 @@ def _check_keys(state: State, groups: Sequence[Scored]) -> None:
         known = state.known(group.key)
         first = known.fingerprint if known else seen.setdefault(group.key, group.fingerprint)
         if first != group.fingerprint:
-            raise KeyReused(
-                f"The Idempotency-Key '{group.key}' was used before.",
-                "It came with another body.",
-                "Make a new key for every group, and keep it for its retries.",
-            )
+            next = "Make a new key for every group, and keep it for its retries."
+            raise KeyReused(f"The Idempotency-Key '{group.key}' was used before.", "It came with another body.", next)
 
 
 def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:

@@ -32,21 +32,7 @@ PROTOCOL = "0.4.0"  # the version of Atropos whose API this is
 
 
 class Described(Route):
-    """A route that says what it takes and replies.
-
-    Args:
-        method: GET or POST.
-        path: as Starlette writes it.
-        endpoint: whose docstring begins with the route's name and a word on it.
-        answer: one of these; none: text.
-        media_type: of the answer.
-        body: the request's.
-        needs_body: it must be there.
-        in_path: parameters of the path.
-        query: parameters of the query.
-        headers: what each is for.
-        statuses: beside 200, those of every route and those of what it takes.
-    """
+    """A route with what it takes and replies; its endpoint's docstring begins with its name and a word on it."""
 
     def __init__(
         self,
@@ -54,14 +40,14 @@ class Described(Route):
         path: str,
         endpoint: Any,
         *,
-        answer: Sequence[type] = (),
-        media_type: str = "application/json",
+        answer: Sequence[type] = (),  # one of these; none: text
+        media_type: str = "application/json",  # of the answer
         body: Any = None,
         needs_body: bool = True,
         in_path: type[msgspec.Struct] | None = None,
         query: type[msgspec.Struct] | None = None,
-        headers: Mapping[str, str] | None = None,
-        statuses: Sequence[int] = (),
+        headers: Mapping[str, str] | None = None,  # what each is for
+        statuses: Sequence[int] = (),  # beside 200, those of every route and those of what it takes
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.methods = {method}  # without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody

@@ -28,29 +28,21 @@ from halteres.errors import shortened
 from halteres.trajectories.records import Versions
 from halteres.trajectories.schema import UNREADABLE, Key, Unprocessable, coerced, convert, refusal
 
-DEEPEST = 200
-"""Brackets within brackets. Readers of JSON give up somewhere below 1,000, and one group must not spoil a batch."""
-
+DEEPEST = 200  # brackets within brackets: readers of JSON give up below 1,000, and one group must not spoil a batch
 MOST_VALUES = 4_000_000  # values of a body that is read leniently, at 150 bytes and 1 us each
 BLANKS = b" \t\n\r"  # what may stand before and behind a JSON value
 LARGEST_TOKEN = 2**63  # a token id beyond it is none: no trainer can hold it
 LARGE = 512 * 1024  # bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here
-LARGE_LENIENT = 64 * 1024
-"""Bytes from which a body that needs coercions is read in a thread: at 80 ns per byte, 5 ms up to here."""
-
-MANY = 64
-"""Objects of a list, its groups and those within them, from which a thread reads it: a group costs 40 us and more."""
-
+LARGE_LENIENT = 64 * 1024  # ... that needs coercions: at 80 ns per byte, 5 ms up to here
+MANY = 64  # objects of a list, its groups and those within them, from which a thread reads it: a group costs 40 us
 MOST_GROUPS = 16_384  # groups of one list: all are decided upon at once, while everybody else waits
 LARGEST_ENV_ID = 2**31  # an id beyond it was never given by a server: no database has room for just any number
 CONTEXT = -100  # in masks: not sampled
 SENTINEL = 1.0  # in inference_logprobs: not sampled. No probability has this logarithm.
+# Fields with a row per sequence, and an item per token; and those without which a trainer can do: that one of them does
+# not fit the tokens is no reason to keep a group from it.
 ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
-"""Fields with a row per sequence, and an item per token."""
-
 OPTIONAL = ("advantages", "ref_logprobs")
-"""Arrays that a trainer can do without: one that does not fit the tokens is no reason to keep a group from it."""
-
 LISTS = ("scores", "messages", "overrides")  # fields with an item per sequence
 
 T = TypeVar("T")
@@ -106,13 +98,9 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 _strict = msgspec.json.Decoder(_Strict)
 _SHAPE = msgspec.inspect.type_info(ScoredData)
 _NULL = Raw(b"null")
-_OURS = {
-    "policy_version": VersionTag | None,
-    "episodes": Episodes | None,
-    "spans": list[SpanTuple] | None,
-    "halteres_key": str | None,
-}
-"""A text that cannot be a key is a mistake of a client of ours: it is refused, not passed over."""
+_EPISODES, _SPANS = Episodes | None, list[SpanTuple] | None
+# A text that cannot be a key is a mistake of a client of ours: it is refused, not passed over.
+_OURS = {"policy_version": VersionTag | None, "episodes": _EPISODES, "spans": _SPANS, "halteres_key": str | None}
 
 
 def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:
@@ -311,7 +299,14 @@ def parse_list(body: bytes) -> list[Scored]:
 
 
 def _scored(body: bytes, key: str | None, group: ScoredData, element: bytes | None) -> Scored:
-    problem = next(_problems(group), None) if element is not None else _why_not_json(group)
+    if element is not None:
+        problem = next(_problems(group), None)
+    elif (path := not_finite(group)) is not None:  # of what JSON cannot say
+        problem = Problem("not_finite", f"{path} is not a finite number.")
+    elif has_endless_token(group):
+        problem = Problem("token", "A token id in it is beyond 64 bits.")
+    else:
+        problem = Problem("text", "A text in it is no valid Unicode.")
     episodes, tag = given(group.episodes), given(group.policy_version)
     versions = (tag, tag) if isinstance(tag, int) else None
     if isinstance(tag, list) and problem is None:
@@ -337,27 +332,18 @@ def exceeds_batch(size: int, batch_size: int) -> Problem:
     return Problem("group_exceeds_batch", f"The group has {size} sequences, a batch {batch_size}.")
 
 
-def stale(version: int, asked: int, bound: int) -> Problem:
-    """The problem of a group that came too late."""
-    return Problem("stale", f"Sampled by version {version}; the trainer is at {asked} and allows a lag of {bound}.")
+def stale(version: int, trainer: int, bound: int) -> Problem:
+    """The problem of a group that came too late; `trainer`: the trainer's version."""
+    return Problem("stale", f"Sampled by version {version}; the trainer is at {trainer} and allows a lag of {bound}.")
 
 
 def too_far(versions: Versions | None, version: int | None, bound: int | None) -> Problem:
     """The problem of a group that waited until it was too old, or that a trainer went back behind."""
-    asked, lag = version or 0, bound or 0
-    low, high = versions or (asked, asked)
-    if low < asked - lag:
-        return stale(low, asked, lag)
-    return Problem("ahead", f"Sampled by version {high}; the trainer is at {asked}, and allows a distance of {lag}.")
-
-
-def _why_not_json(group: ScoredData) -> Problem:
-    """What JSON cannot say in a body that was read leniently."""
-    if (path := not_finite(group)) is not None:
-        return Problem("not_finite", f"{path} is not a finite number.")
-    if has_endless_token(group):
-        return Problem("token", "A token id in it is beyond 64 bits.")
-    return Problem("text", "A text in it is no valid Unicode.")
+    trainer, lag = version or 0, bound or 0
+    low, high = versions or (trainer, trainer)
+    if low < trainer - lag:
+        return stale(low, trainer, lag)
+    return Problem("ahead", f"Sampled by version {high}; the trainer is at {trainer}, and allows a distance of {lag}.")
 
 
 def _problems(group: ScoredData) -> Iterator[Problem]:

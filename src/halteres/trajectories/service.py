@@ -272,25 +272,18 @@ class TrajectoryService:
             if await self._wait_until(deadline, self.decisions.changed):
                 continue
             if self.store.is_full:
-                raise StoreFailed(
-                    "The group was not stored.",
-                    "The disk of the trajectory database is full; batches can still be taken.",
-                    "Make room on the disk; the request can be sent again.",
-                )
-            raise QueueFull(
-                "The queue is full.",
-                f"{state.num_bytes} bytes wait for a trainer; --max-queue-bytes is {most}.",
-                "Send it again later; GET /v1/diagnostics says why no batch is taken.",
-            )
+                why = "The disk of the trajectory database is full; batches can still be taken."
+                next = "Make room on the disk; the request can be sent again."
+                raise StoreFailed("The group was not stored.", why, next)
+            why = f"{state.num_bytes} bytes wait for a trainer; --max-queue-bytes is {most}."
+            next = "Send it again later; GET /v1/diagnostics says why no batch is taken."
+            raise QueueFull("The queue is full.", why, next)
 
     def _check_known(self, env_ids: Iterable[int | None]) -> None:
         for env_id in env_ids:
             if env_id is not None and env_id not in self.state.envs.by_id:
-                raise EnvironmentUnknown(
-                    f"This server knows no environment {env_id}.",
-                    "It was given by another server, or on another database.",
-                    "Register again, and go on with the new id.",
-                )
+                what, why = f"This server knows no environment {env_id}.", "Another server, or database, gave that id."
+                raise EnvironmentUnknown(what, why, "Register again, and go on with the new id.")
 
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:
         """Wait for the next change. False: the deadline, or the server's end, came first."""

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from halteres.trajectories.batch_selection import Queue, Shares
 from halteres.trajectories.environments import POLLING_S, Buffer, Environment, Environments
 from halteres.trajectories.options import Rules
 from halteres.trajectories.posted_group import Problem
-from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import (
     OPEN,
     Change,

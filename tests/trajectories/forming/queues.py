@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from halteres.trajectories.batch_selection import Minimum
-from halteres.trajectories.queue import Queue
+from halteres.trajectories.batch_selection import Minimum, Queue
 from halteres.trajectories.records import GroupRecord, Place, Versions
 
 Queued = Sequence[tuple[int | None, int]]

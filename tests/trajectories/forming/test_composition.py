@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.batch_selection import can_add_up, choose
+from halteres.trajectories.batch_selection import Queue, Shares, can_add_up, choose
 from halteres.trajectories.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
-from halteres.trajectories.queue import Queue, Shares
 from halteres.trajectories.records import EnvRecord
 from halteres.trajectories.schema import EnvRegistration
 
@@ -30,7 +29,7 @@ def served(
     given_out: Counter[int | None] = Counter()
     for _ in range(num_batches):
         for env_id, size in sizes.items():
-            while queue.num_groups_of(env_id) * size < batch_size:
+            while queue.groups_of_env[env_id] * size < batch_size:
                 queue.add(record(next(position), size, env_id))
         taken = choose(queue, batch_size, minima(needs), order.copy())
         assert taken is not None and sum(group.size for group in taken) == batch_size

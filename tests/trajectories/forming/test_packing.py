@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.batch_selection import choose, unmet
-from halteres.trajectories.queue import Fifo, Queue
+from halteres.trajectories.batch_selection import Fifo, Queue, choose, unmet
 from halteres.trajectories.records import GroupRecord
 
 from .queues import Queued, filled, minima, record

@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.queue import Queue
+from halteres.trajectories.batch_selection import Queue
 from halteres.trajectories.records import GroupRecord
 
 from .queues import Queued, filled, queues, record
@@ -32,12 +32,12 @@ def test_a_queue_counts_what_it_holds() -> None:
     for env_id in (None, 0, 1):
         own = [group for group in held if group.env_id == env_id]
         assert of_env(waiting, env_id) == own
-        assert (waiting.sequences_by_env()[env_id], waiting.num_groups_of(env_id)) == (
+        assert (waiting.sequences_of_env[env_id], waiting.groups_of_env[env_id]) == (
             sum(group.size for group in own),
             len(own),
         )
     assert waiting.largest() == max(group.size for group in held)
-    assert waiting.largest_of(0) == max(group.size for group in held if group.env_id == 0)
+    assert waiting.largest(0) == max(group.size for group in held if group.env_id == 0)
 
 
 def test_an_emptied_queue_holds_nothing_of_whoever_was_in_it() -> None:
@@ -46,7 +46,7 @@ def test_an_emptied_queue_holds_nothing_of_whoever_was_in_it() -> None:
         waiting.add(record(position, 4, env_id=position, versions=(position, position)))
     for group in list(waiting.groups.values()):
         waiting.remove(group)
-    assert (list(waiting.fifos()), waiting.sequences_by_env(), waiting.largest()) == ([], {}, 0)
+    assert (list(waiting.fifos()), +waiting.sequences_of_env, waiting.largest()) == ([], {}, 0)
     assert waiting.outside(-1, -1) == []
 
 

@@ -154,10 +154,12 @@ def import_(
         reader.environment_names()  # before anything is posted: whoever has none knows no keys either
         owner = env_name if env_id is None else str(env_id)
         whose = None if owner is None else reader.environment(owner)
-        changes = transfer.Changes(env_id=whose, keep_version=keep_version)
         try:
             with transfer.opened(file) as stream:
-                asyncio.run(transfer.import_lines(url, stream, changes, done, complain, report))
+                posting = transfer.import_lines(
+                    url, stream, done, complain, report, env_id=whose, keep_version=keep_version
+                )
+                asyncio.run(posting)
         except HalteresError:
             if done.num_posted or done.num_bad:
                 _say_imported(file, done)

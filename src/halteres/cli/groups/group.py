@@ -18,6 +18,7 @@ from halteres.clients.trajectories.groups import CONTEXT, GroupInfo, harmless, o
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
+MOST_SCORES = 16
 MOST_IDS = 24  # token ids shown of a part that nobody can decode
 LONGEST_CHARACTER = 8  # tokens that may share one character; what is no text after so many will not become one
 HALF_A_CHARACTER = "\ufffd"
@@ -86,6 +87,13 @@ class Group:
         if self.info.env_id is None:
             return "no environment"
         return f"{self.env_name} ({self.info.env_id})" if self.env_name else f"environment {self.info.env_id}"
+
+    @property
+    def scores(self) -> str:
+        """The first of them."""
+        scores = self.element.scores
+        more = f" … ({len(scores)} in all)" if len(scores) > MOST_SCORES else ""
+        return " ".join(f"{score:g}" for score in scores[:MOST_SCORES]) + more
 
     @property
     def mean(self) -> float | None:

@@ -1,7 +1,6 @@
-"""Groups as one HTML file, which needs nothing else.
+"""Groups as one HTML file, which needs nothing else: a head, and a <details> for each with all its sequences.
 
-The page is a head with the curve of the mean scores, and a <details> for each group with all its sequences, the newest
-first. Its policy lets nothing be loaded or run; no character of a group is written unescaped.
+Its policy lets nothing be loaded or run; no character of a group is written unescaped.
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ from halteres.files import replace_file
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-CURVE = (640, 56)  # width and height of the head's curve
-BAR = (5, 2, 22)  # width, gap and height of a score's bar
-MOST_BARS = 32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -40,7 +35,7 @@ class Entry:
     info: GroupInfo  # without its element
     owner: str
     mean: float | None
-    scores: tuple[float, ...]
+    scores: str
     lengths: str
     sequences: str  # HTML
 
@@ -67,7 +62,7 @@ class PageFile:
             info=msgspec.structs.replace(group.info, element=msgspec.Raw(b"")),
             owner=group.owner,
             mean=group.mean,
-            scores=tuple(group.element.scores),
+            scores=group.scores,
             lengths=group.lengths,
             sequences="".join(_sequence(group, at, self._tokenizer) for at in range(group.num_sequences)),
         )
@@ -126,7 +121,7 @@ def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
         '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{counted(len(entries), 'group')}</title><style>{style}</style></head><body><main>"
-        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{terms}</dl>{_curve(means)}"
+        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{terms}</dl>"
         '<p class="legend"><span class="context">context</span> is what the policy was given, '
         '<span class="sampled">sampled</span> what it wrote and learns from.'
         + (f" Tokens that it found unlikely: {tints}." if unlikely else "")
@@ -134,22 +129,6 @@ def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
         + ("" if entries else '<p class="none">No group has come yet.</p>')
         + "".join(map(_entry, reversed(entries)))
         + "</main></body></html>\n"
-    )
-
-
-def _curve(means: Sequence[float]) -> str:
-    """The mean score of each group, the oldest at the left."""
-    if len(means) < 2:
-        return ""
-    (width, height), span = CURVE, f"{number(min(means))} to {number(max(means))}"
-    points = " ".join(
-        f"{at * width / (len(means) - 1):.1f},{height - 3 - share * (height - 6):.1f}"
-        for at, share in enumerate(_shares(means))
-    )
-    return (
-        f'<figure><svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
-        f'aria-label="mean score of each group"><polyline points="{points}"/></svg>'
-        f"<figcaption>mean score of each group, {span}</figcaption></figure>"
     )
 
 
@@ -161,34 +140,11 @@ def _entry(entry: Entry) -> str:
         f'<details id="g{info.id}"><summary><span class="id">{info.id}</span>'
         f'<span class="owner">{escape(entry.owner)}</span>'
         f'<span class="place {info.place}">{info.place.replace("_", " ")}</span>'
-        f'<span class="bars">{_bars(entry.scores)}</span><span class="mean">{number(entry.mean)}</span>'
+        f'<span class="scores">{entry.scores}</span><span class="mean">{number(entry.mean)}</span>'
         f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
         f'<span class="quiet">{escape(shown.version(info))}</span>'
         f'<time class="quiet">{shown.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
     )
-
-
-def _bars(scores: Sequence[float]) -> str:
-    """One bar per sequence, as high as its score between the group's worst and best."""
-    if not scores:
-        return ""
-    (width, gap, most), bars = BAR, ""
-    for at, share in enumerate(_shares(scores)[:MOST_BARS]):
-        height = 3 + share * (most - 3)
-        kind = "high" if share > 2 / 3 else "low" if share < 1 / 3 else "middle"
-        x, y = at * (width + gap), most - height
-        bars += f'<rect class="{kind}" x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}" rx="1"/>'
-    room = min(len(scores), MOST_BARS) * (width + gap)
-    label = escape(", ".join(f"{score:g}" for score in scores[:MOST_BARS]))
-    size = f'width="{room}" height="{most}" viewBox="0 0 {room} {most}" preserveAspectRatio="none"'
-    return f'<svg {size} role="img" aria-label="{label}">{bars}</svg>'
-
-
-def _shares(values: Sequence[float]) -> list[float]:
-    """How far up each is between the smallest and the largest, 0 to 1; in the middle where they are the same."""
-    low, high = min(values), max(values)
-    span = high / 2 - low / 2  # halves: the difference itself may be too large for a float
-    return [(value / 2 - low / 2) / span if span else 0.5 for value in values]
 
 
 def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:

@@ -123,14 +123,6 @@ class Line:
         return f"line-{self.number}-{hashlib.sha256(self.content).hexdigest()[:40]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What an import makes of each group."""
-
-    env_id: int | None = None  # None: of no environment; an id counts only on the server that gave it
-    keep_version: bool = False
-
-
 @dataclass(slots=True)
 class Imported:
     """What became of the lines so far."""
@@ -144,20 +136,23 @@ class Imported:
 async def import_lines(
     url: str,
     stream: IO[bytes],
-    changes: Changes,
     done: Imported,
     complain: Callable[[Line, HalteresError], None],
     report: Callable[[Imported], None] = lambda done: None,
+    *,
+    env_id: int | None = None,
+    keep_version: bool = False,
 ) -> None:
     """Post every line; several at a time, in the order of the file as far as that allows.
 
     Args:
         url: of the server.
         stream: the lines.
-        changes: to each group.
         done: counts meanwhile.
         complain: called with each bad line.
         report: called after each post.
+        env_id: whose groups they are; None: no environment's. An id counts only on the server that gave it.
+        keep_version: their policy versions stay.
 
     Raises:
         NotReady: the server stayed away. NotAllowed: it asks for a token. What was posted stays, and `done` counts it.
@@ -166,7 +161,7 @@ async def import_lines(
     async def work() -> None:
         for line in lines:  # shared by all
             try:
-                posted = await client.post(group_of(line, changes), key=line.key)
+                posted = await client.post(group_of(line, env_id, keep_version=keep_version), key=line.key)
             except (NotAllowed, UnknownEnvironment):
                 raise
             except InvalidData as error:
@@ -208,7 +203,7 @@ def lines_of(stream: IO[bytes]) -> Iterator[Line]:
         raise InvalidData("The file is damaged.", f"{error}.") from error
 
 
-def group_of(line: Line, changes: Changes) -> dict[str, Any]:
+def group_of(line: Line, env_id: int | None, *, keep_version: bool) -> dict[str, Any]:
     """The group to post.
 
     Raises:
@@ -236,9 +231,9 @@ def group_of(line: Line, changes: Changes) -> dict[str, Any]:
             [{"role": "user", "content": each}] if isinstance(each, str) else each
             for each in cast("list[Any]", group["messages"])
         ]
-    dropped = ("halteres_key", "env_id", *(() if changes.keep_version else ("policy_version",)))
+    dropped = ("halteres_key", "env_id", *(() if keep_version else ("policy_version",)))
     group = {name: value for name, value in group.items() if name not in dropped}
-    return group if changes.env_id is None else {**group, "env_id": changes.env_id}
+    return group if env_id is None else {**group, "env_id": env_id}
 
 
 def opened(file: Path) -> IO[bytes]:

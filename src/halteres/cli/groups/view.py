@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
 LOOK_EVERY_S = 0.5  # pause between two questions while following
 SHORT = 480  # characters of one part where not all is wanted
 MOST_PARTS = 6  # parts of one sequence where not all is wanted: the last ones
-MOST_SCORES = 16
 STYLES = {"queued": "cyan", "buffered": "cyan", "out": "yellow", "delivered": "green", "set_aside": "bold red"}
 CONTEXT_BAR, SAMPLED_BAR = ("  ┊ ", "dim"), ("  ┃ ", "bold green")
 Wait = Callable[[float], object]
@@ -118,7 +117,7 @@ class Terminal:
         """Nothing more is to be done."""
 
     def _lines(self, group: Group) -> Iterator[Text]:
-        info, scores = group.info, group.element.scores
+        info = group.info
         place = info.place.replace("_", " "), STYLES.get(info.place, "dim")
         heading = Text.assemble((f"group {info.id}", "bold"), "  ", group.owner, "  ", place)
         heading.append(f"  {shown.clock(info.received_at)}")
@@ -128,11 +127,9 @@ class Terminal:
         if not info.has_tokens:
             yield Text(f"  {shown.no_tokens(info)}", style="dim")
             return
-        more = f" … ({len(scores)} in all)" if len(scores) > MOST_SCORES else ""
-        listed = " ".join(f"{score:g}" for score in scores[:MOST_SCORES])
         mean, lengths = (shown.number(group.mean), "bold"), (f"  {group.lengths}", "dim")
-        yield Text.assemble(("  scores ", "dim"), listed, more, ("  mean ", "dim"), mean, lengths)
-        alike = ", as all" if len(group.extremes) == 1 and group.num_sequences > 1 and scores else ""
+        yield Text.assemble(("  scores ", "dim"), group.scores, ("  mean ", "dim"), mean, lengths)
+        alike = ", as all" if len(group.extremes) == 1 and group.num_sequences > 1 and group.element.scores else ""
         for at in range(group.num_sequences) if self._full else group.extremes:
             rank = f"{group.rank(at)}: " if group.rank(at) else ""
             yield Text(f"  {rank}sequence {at}, {group.score(at)}{alike if at in group.extremes else ''}", style="bold")

@@ -22,7 +22,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +57,8 @@ LOCK_S = 10  # how long a turn waits for the turns of other servers
 STATEMENT_S = 60
 IDLE_S = 30  # a server that hangs in the middle of its turn loses it after this long: the others wait for it
 PATIENCE_S = 20.0  # how long a server that runs waits for a PostgreSQL that is being started again
+# A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms).
 TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-"""A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms)."""
-
 KEEP_BYTES = 1024**3
 PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to the next
 KEPT_S = 120  # a turn stays in the log: servers ask several times a second, and one that was away begins afresh
@@ -74,7 +73,7 @@ KINDS: dict[str, type[Change]] = {
 }
 """The word that tells what a change is, in the log."""
 
-AGAIN = "Look whether PostgreSQL runs there; the request can be sent again."
+RUNNING = "Look whether PostgreSQL runs there; the request can be sent again."
 AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
 RIGHTS = "Give that user the right to create and to write tables there."
 ADVICE = {
@@ -285,7 +284,7 @@ class PostgresStore(Store):
                 yield connection.execution_options(isolation_level=isolation_level)
 
     @contextmanager
-    def _reporting(self, what: str, advice: str = AGAIN) -> Iterator[None]:
+    def _reporting(self, what: str, advice: str = RUNNING) -> Iterator[None]:
         """Whatever fails inside leaves as StoreFailed, in one sentence of what, why and next."""
         with boundary(StoreFailed, f"The trajectory database {self.name}"):
             try:
@@ -393,9 +392,8 @@ def _engine(address: sa.URL) -> sa.Engine:
     try:
         from psycopg.pq import Format
     except ImportError as error:
-        raise InvalidConfig(
-            "A queue on PostgreSQL needs psycopg.", f"{error}.", "pip install 'halteres[postgres]'"
-        ) from error
+        next = "pip install 'halteres[postgres]'"
+        raise InvalidConfig("A queue on PostgreSQL needs psycopg.", f"{error}.", next) from error
     own_name = f"halteres trajectories, pid {os.getpid()} on {socket.gethostname()}"[:63]  # PostgreSQL cuts it there
     options = {"connect_timeout": CONNECT_S, "application_name": own_name, **TCP}
     engine = sa.create_engine(
@@ -416,18 +414,14 @@ def _engine(address: sa.URL) -> sa.Engine:
 
 
 def _address(url: str) -> sa.URL:
-    try:
+    why = "It cannot be read as a URL."  # never the text itself: it may hold a password
+    with suppress(ArgumentError, ValueError):
         address = sa.make_url(url)
+        if address.drivername in SCHEMES:
+            return address.set(drivername="postgresql+psycopg")
         why = f"It begins with {address.drivername}://."
-    except (ArgumentError, ValueError):
-        address, why = None, "It cannot be read as a URL."
-    if address is None or address.drivername not in SCHEMES:
-        raise InvalidConfig(
-            "That is no address of a PostgreSQL database.",
-            why,  # never the text itself: it may hold a password
-            "Write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE, special characters percent-encoded.",
-        )
-    return address.set(drivername="postgresql+psycopg")
+    next = "Write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE, special characters percent-encoded."
+    raise InvalidConfig("That is no address of a PostgreSQL database.", why, next)
 
 
 def _sqlstate(error: SQLAlchemyError) -> str:

@@ -270,18 +270,14 @@ class SqliteStore(Store):
         self._driver: sqlite3.Connection = self._writer.connection.driver_connection  # type: ignore[assignment]
         with self._transaction():
             found = self._writer.scalar(text("PRAGMA user_version"))
+            next = "Name another file with --database"
             if found not in (0, SCHEMA_VERSION):
-                raise Conflict(
-                    f"The trajectory database {self.file} has version {found}.",
-                    f"This server reads version {SCHEMA_VERSION}.",
-                    "Name another file with --database, or use the Halteres version that wrote it.",
-                )
+                what = f"The trajectory database {self.file} has version {found}."
+                why = f"This server reads version {SCHEMA_VERSION}."
+                raise Conflict(what, why, f"{next}, or use the Halteres version that wrote it.")
             if found == 0 and self._writer.scalar(text("SELECT count(*) FROM sqlite_master")):
-                raise Conflict(
-                    f"{self.file} is another program's database.",
-                    "It holds tables, and none of a trajectory server's.",
-                    "Name another file with --database.",
-                )
+                why = "It holds tables, and none of a trajectory server's."
+                raise Conflict(f"{self.file} is another program's database.", why, f"{next}.")
             store.metadata.create_all(self._writer)
             segments.create(self._writer, checkfirst=True)
             self._writer.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
@@ -373,9 +369,9 @@ def _lock(file: Path, lock: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         held.close()
-        raise Conflict(
+        what, next = (
             f"The trajectory database {file} is in use.",
-            "Another trajectory server holds it.",
             "Stop that one, or name another file with --database.",
-        ) from error
+        )
+        raise Conflict(what, "Another trajectory server holds it.", next) from error
     return held
