@@ -139,8 +139,16 @@ class LiveView(AbstractContextManager["LiveView"]):
         table.add_row("steps", bar)
         table.add_row("", Text(f"{progress.step} of {progress.total_steps}{time_left}"))
         table.add_row("reward", Text(curve or "waiting for the first batch …", style="green"))
-        table.add_row("success", Text(_success(progress)))
-        held_out = "  ".join(_held_out(progress, step, share) for step, share in progress.evaluation[-5:])
+        success = "–"
+        if progress.success_rates:
+            step, share = progress.success_rates[-1]
+            dropped = progress.dropped.get(step)
+            success = f"{share:.0%} of rollouts" + (f"; {dropped}" if dropped and dropped.are_many else "")
+        table.add_row("success", Text(success))
+        evaluated = [
+            (f"step {step}: {share:.0%}", progress.tasks_evaluated(step)) for step, share in progress.evaluation
+        ]
+        held_out = "  ".join(f"{text} ({partly})" if partly else text for text, partly in evaluated[-5:])
         table.add_row("held out", Text(held_out or progress.no_evaluation or "evaluating before training …"))
         if failed := progress.unevaluated:
             table.add_row("", Text(str(failed), style="yellow"))
@@ -149,19 +157,6 @@ class LiveView(AbstractContextManager["LiveView"]):
         for sink in progress.sinks:
             table.add_row("metrics", Text(sink))
         self._live.update(Group(table, Text(self._remark, style="yellow")))
-
-
-def _success(progress: Progress) -> str:
-    if not progress.success_rates:
-        return "–"
-    step, share = progress.success_rates[-1]
-    dropped = progress.dropped.get(step)
-    return f"{share:.0%} of rollouts" + (f"; {dropped}" if dropped and dropped.are_many else "")
-
-
-def _held_out(progress: Progress, step: int, share: float) -> str:
-    partly = progress.tasks_evaluated(step)
-    return f"step {step}: {share:.0%}" + (f" ({partly})" if partly else "")
 
 
 def summarise(run: RunDirectory, state: RunState, console: Console) -> None:

@@ -86,7 +86,10 @@ class RewardClient(JsonClient):
         body = {"items": [_item(text) for text in texts], **model, "output": self.output}
         answer = await self.post_when_ready("/score", body)
         with boundary(ServerError, "Reading the answer of /score"):
-            scores = [_score_of(item) for item in answer["items"]]
+            scores: list[Score | None] = []
+            for item in answer["items"]:
+                figures = {"value": item.get("score"), "num_tokens": item.get("tokens", 0), "disagreement": None}
+                scores.append(None if "error" in item else msgspec.convert({**item, **figures}, Score))
             self.units = answer.get("output")
         if len(scores) != len(texts):
             raise ServerError(f"{self.root}/score answered {len(scores)} items, not {len(texts)}.")
@@ -119,22 +122,15 @@ async def score(
         return await client.score(texts)
 
 
-def _wire(text: str | Sequence[Message] | None) -> Any:
-    return text if text is None or isinstance(text, str) else [dict(message) for message in text]
-
-
 def _item(text: Scorable) -> dict[str, Any]:
     """What is not there is not sent: a server of an older version knows no tools."""
-    item: dict[str, Any] = {"prompt": _wire(text.prompt), "completion": _wire(text.completion)}
+
+    def plain(side: str | Sequence[Message] | None) -> Any:
+        return side if side is None or isinstance(side, str) else [dict(message) for message in side]
+
+    item: dict[str, Any] = {"prompt": plain(text.prompt), "completion": plain(text.completion)}
     if text.tools:
         item["tools"] = [dict(tool) for tool in text.tools]
     if text.template_arguments:
         item["chat_template_kwargs"] = dict(text.template_arguments)
     return item
-
-
-def _score_of(item: Any) -> Score | None:
-    if "error" in item:
-        return None
-    names = {"value": item["score"], "num_tokens": item.get("tokens", 0), "disagreement": None}
-    return msgspec.convert({**item, **names}, Score)

@@ -179,12 +179,7 @@ def choose(
 
     There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a minimum is in it if
     any batch holds them all. Otherwise whose group has waited longest is, and who can be beside it: each has its turn.
-
-    Args:
-        queue: what waits.
-        batch_size: sequences.
-        minima: of this batch.
-        by_weight: what everybody was given, where batches follow weights; notes what is taken. None: oldest first.
+    `by_weight`: what everybody was given, where batches follow weights; notes what is taken. None: oldest first.
     """
     if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
         return None
@@ -350,13 +345,7 @@ def can_ever_add_up(sizes: Iterable[int], total: int) -> bool:
 
 
 def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mapping[int, int]], total: int) -> bool:
-    """Whether some of these groups make `total` together with at least one group of each owner, whose own they are.
-
-    Args:
-        num_by_size: groups per size that are nobody's, or of those that need not give.
-        owners: groups per size of each that must give.
-        total: sequences.
-    """
+    """Whether some of these groups (per size) have exactly `total` sequences with one of each owner's own or more."""
     owned = sum(size * num for own in owners for size, num in own.items())
     if total < 0 or sum(size * num for size, num in num_by_size.items()) + owned < total:
         return False

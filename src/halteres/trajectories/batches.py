@@ -83,8 +83,8 @@ def has_gone_back(run: RunRecord) -> bool:
     True from then on until it has a batch again. Only a trainer that names its run is believed about its step; one
     that merely asks with a smaller version may be late, or another.
     """
-    named = run.registration is not None and run.registration.run_id is not None
-    return named and run.last is not None and run.last.step is not None and run.last.step > run.step
+    has_name = run.registration is not None and run.registration.run_id is not None
+    return has_name and run.last is not None and run.last.step is not None and run.last.step > run.step
 
 
 def minima(state: State) -> list[batch_selection.Minimum]:

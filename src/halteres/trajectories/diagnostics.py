@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 def status(state: State) -> Status:
     """GET /status: the step, and groups that wait."""
     num_out = sum(len(batch.groups) for batch in state.out.values())
-    return Status(current_step=state.kept_step, queue_size=len(state.queue) + num_out)
+    return Status(current_step=state.durable_step, queue_size=len(state.queue) + num_out)
 
 
 def is_paused(state: State) -> bool:
@@ -87,7 +87,7 @@ def status_env(state: State, env: Environment) -> EnvStatus:
             share = shares.get(other_id, 0.0) if other_id is not None else 0.0
             others += max(0, math.ceil(num / largest) * largest - int(batch_size * share))
     return EnvStatus(
-        current_step=state.kept_step,
+        current_step=state.durable_step,
         queue_size=(own + others) // group_size,
         unallocated_fraction=1.0 - min(1.0, sum(shares.values())),
         self_queue_size=own // group_size,
@@ -99,7 +99,7 @@ def status_env(state: State, env: Environment) -> EnvStatus:
 
 def idle(state: State, weight: float = 1.0) -> EnvStatus:
     """The answer that makes any client pause."""
-    return EnvStatus(current_step=state.kept_step, env_weight=weight)
+    return EnvStatus(current_step=state.durable_step, env_weight=weight)
 
 
 def allowance(state: State, env: Environment) -> int:
@@ -287,11 +287,11 @@ def _crowded_out(state: State) -> Iterator[Reason]:
         return
     if any(group.env_id not in env_ids for group in batches.choose(state) or ()):
         return  # sizes that do not add up without them
-    named = ", ".join(f"'{state.envs.by_id[env_id].record.name}'" for env_id in env_ids[:MOST_NAMED])
+    names = ", ".join(f"'{state.envs.by_id[env_id].record.name}'" for env_id in env_ids[:MOST_NAMED])
     if len(env_ids) > MOST_NAMED:
-        named += f" and {len(env_ids) - MOST_NAMED} more"
+        names += f" and {len(env_ids) - MOST_NAMED} more"
     text = (
-        f"The minimum shares of {named} are together a whole batch of {batch_size}: "
+        f"The minimum shares of {names} are together a whole batch of {batch_size}: "
         f"other groups ({num_others} queued) are taken only where theirs are too few; lower the shares."
     )
     yield _reason("shares_fill_batch", text, env_ids=env_ids, groups=num_others, batch=batch_size)

@@ -104,7 +104,7 @@ class Environments:
     def __init__(self, timeout_s: float = TIMEOUT_S, polling_s: float = POLLING_S) -> None:
         self.timeout_s, self.polling_s = timeout_s, polling_s
         self.by_id: dict[int, Environment] = {}
-        self._num_named: Counter[str] = Counter()
+        self._num_by_name: Counter[str] = Counter()
         self._last_id = -1  # the largest that was not made up
         self._unknown: Counter[int] = Counter()  # groups set aside, of those that nobody knows yet
 
@@ -116,7 +116,7 @@ class Environments:
         env = Environment(record=record, last_seen=now, timeout_s=self.timeout_s)
         env.num_set_aside = self._unknown.pop(env.id, 0)
         self.by_id[env.id] = env
-        self._num_named[record.desired_name] += 1
+        self._num_by_name[record.desired_name] += 1
         if env.id < ADOPTED_FROM:
             self._last_id = max(self._last_id, env.id)
 
@@ -156,7 +156,7 @@ class Environments:
         desired, env_id = registration.desired_name or "env", self._last_id + 1
         while env_id in self.by_id:
             env_id += 1
-        name = f"{desired}_{self._num_named[desired]}"
+        name = f"{desired}_{self._num_by_name[desired]}"
         return EnvRecord(id=env_id, name=name, desired_name=desired, registration=registration)
 
     def live(self, now: float) -> list[Environment]:

@@ -246,12 +246,7 @@ class Scored:
 
 
 def parse(body: bytes, key: str | None = None) -> Scored:
-    """Read one posted group.
-
-    Raises:
-        Unprocessable: the body does not fit the schema.
-        RecursionError: it nests too deeply.
-    """
+    """Read one posted group. Raises Unprocessable, or RecursionError where it nests too deeply."""
     return _scored(body, key, *(read_strictly(body) or read_leniently(body)))
 
 
@@ -273,12 +268,7 @@ async def read_list(body: bytes) -> list[Scored]:
 
 
 def parse_list(body: bytes) -> list[Scored]:
-    """Read a list of posted groups; one that does not fit refuses them all.
-
-    Raises:
-        Unprocessable: it is no list, or too long; a group does not fit the schema.
-        RecursionError: it nests too deeply.
-    """
+    """Read a list of posted groups; one that does not fit refuses them all. Raises as `parse` does."""
     try:
         bodies: list[Any] = msgspec.json.decode(body, type=list[Raw])
     except UNREADABLE as error:
@@ -401,9 +391,7 @@ _decoder = msgspec.json.Decoder(_Numbers)
 def held_to_conventions(group: Scored, longest: int) -> Scored:
     """A group whose problem is the first convention that it breaks, where it has no other.
 
-    Args:
-        group: as it was read.
-        longest: tokens that a sequence may have; 0 or less: any number.
+    `longest`: tokens that a sequence may have; 0 or less: any number.
     """
     if group.problem is not None:
         return group

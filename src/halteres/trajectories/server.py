@@ -44,11 +44,10 @@ def create_app(
     Args:
         store: closed by its owner, after the app.
         clock: unix s; `clock_of` the store where none is given.
-        on_loss: called when the store neither takes changes nor can be read: nothing can be promised any more, so
-            whoever owns the process ends it.
+        on_loss: the store neither takes changes nor can be read: whoever owns the process ends it.
         options: rules, token, names, limits; where it listens is not the app's business.
         address: the IP address it is reached at, which decides whose requests are served.
-        on_ready: called when the state was read.
+        on_ready: the state was read.
     """
     chosen = options or Options(database="")
 

@@ -207,15 +207,9 @@ class TrajectoryService:
         return await self.decisions.submit(lambda state: accept_all(state, groups))
 
     async def status_env(self, env_id: int, *, ours: bool = False, asked_for: int | None = None) -> EnvStatus:
-        """GET /status-env; an unknown id is adopted, an impossible one is told to pause.
+        """GET /status-env; an unknown id is adopted, or EnvironmentUnknown if it is `ours`; an impossible one pauses.
 
-        Args:
-            env_id: of the environment.
-            ours: the client understands that it should register again.
-            asked_for: the answer has the policy version with which the trainer asked for the batch after so many.
-
-        Raises:
-            EnvironmentUnknown: one of ours.
+        `asked_for`: the answer has the policy version with which the trainer asked for the batch after so many.
         """
         if ours:
             self._check_known([env_id])

@@ -46,7 +46,7 @@ class State:
     ) -> None:
         self.clock, self.rules, self._shared = clock, rules or Rules(), shared
         self.run: RunRecord = remembered.run
-        self.kept_step = remembered.run.step  # the run's, as a restart would find it
+        self.durable_step = remembered.run.step  # the run's, as a restart would find it
         self.queue = Queue()
         self.envs = Environments(self.rules.env_timeout_s, POLLING_S + (NOTED_S if shared else 0.0))
         self.shares = Shares(self.envs.weight)
@@ -84,7 +84,7 @@ class State:
 
     def keep(self) -> None:
         """Everything that was decided is on disk: environments may count by it."""
-        self.kept_step = self.run.step
+        self.durable_step = self.run.step
 
     def drain(self) -> list[Change]:
         """What was decided here since the last call."""

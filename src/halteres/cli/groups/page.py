@@ -82,9 +82,8 @@ class PageFile:
             self._entries = deque(moved, maxlen=self._entries.maxlen)
         if self._is_written:
             return
-        text = render(tuple(self._entries), source=self._source, written_at=time.time())
         try:
-            replace_file(self._file, text.encode())
+            replace_file(self._file, render(tuple(self._entries), self._source).encode())
         except OSError as error:
             raise unwritable(self._file, error) from error
         self._is_written = True
@@ -93,18 +92,12 @@ class PageFile:
             self._written()
 
 
-def render(entries: Sequence[Entry], *, source: str, written_at: float) -> str:
-    """The whole page.
-
-    Args:
-        entries: the oldest first.
-        source: the server's address, without its token.
-        written_at: unix s.
-    """
+def render(entries: Sequence[Entry], source: str) -> str:
+    """The whole page of these entries, the oldest first, of the server at this address."""
     style = Path(__file__).with_name("page.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     means = [entry.mean for entry in entries if entry.mean is not None]
     facts = {
         "groups": len(entries),

@@ -72,7 +72,7 @@ def harmless(text: str) -> str:
     >>> harmless("a\\x1b[2J\\u202eb")
     'a<U+001B>[2J<U+202E>b'
     """
-    return _HIDDEN.sub(_named, text.replace("\r\n", "\n"))
+    return _HIDDEN.sub(_code_point, text.replace("\r\n", "\n"))
 
 
 def on_one_line(text: str) -> str:
@@ -81,10 +81,10 @@ def on_one_line(text: str) -> str:
     >>> on_one_line("a\\nb\\t\\x1b[2J")
     'a<U+000A>b<U+0009><U+001B>[2J'
     """
-    return re.sub(r"[\t\n]", _named, harmless(text))
+    return re.sub(r"[\t\n]", _code_point, harmless(text))
 
 
-def _named(found: re.Match[str]) -> str:
+def _code_point(found: re.Match[str]) -> str:
     return f"<U+{ord(found[0]):04X}>"
 
 

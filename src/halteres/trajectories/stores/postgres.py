@@ -119,7 +119,7 @@ _NEWEST = select(turns.c.number, turns.c.nonce).order_by(turns.c.number.desc()).
 _age = sa.func.extract("epoch", sa.func.now() - turns.c.at)
 _PRUNE_TURNS = sa.delete(turns).where(turns.c.number < bindparam("newest"), _age > bindparam("kept_s"))
 
-_is_asked_for = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
+_is_requested = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
 _LAST_DELIVERED = select(store.deliveries.c.group_ids).join(
     store.run, store.run.c.last_delivery == store.deliveries.c.id
 )
@@ -205,7 +205,7 @@ class PostgresStore(Store):
             if delivered := [batch.groups for batch in saved if batch.standing is Standing.DELIVERED]:
                 before = connection.scalar(_LAST_DELIVERED) or ()
                 released = {group_id for ids in (before, *delivered[:-1]) for group_id in ids} - set(delivered[-1])
-                connection.execute(sa.delete(bodies).where(_is_asked_for), {"ids": list(released)})
+                connection.execute(sa.delete(bodies).where(_is_requested), {"ids": list(released)})
             store.write(connection, changes)
             arrived = [change for change in changes if isinstance(change, GroupArrived)]
             if arrived:
@@ -237,7 +237,7 @@ class PostgresStore(Store):
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         with self._reading() as connection:
-            found = connection.execute(select(bodies).where(_is_asked_for), {"ids": list(group_ids)})
+            found = connection.execute(select(bodies).where(_is_requested), {"ids": list(group_ids)})
             elements = {row.group_id: row.element for row in found}
         return {group_id: elements[group_id] for group_id in group_ids if group_id in elements}
 

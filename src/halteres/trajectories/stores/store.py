@@ -204,12 +204,9 @@ _PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DEL
 
 
 def write(connection: Connection, changes: Sequence[Change], extents: Sequence[Any] = ()) -> None:
-    """Write changes, all but tokens, inside the connection's transaction.
+    """Write changes in order, all but tokens, inside the connection's transaction.
 
-    Args:
-        connection: in a transaction.
-        changes: in order.
-        extents: where the tokens of the groups that arrived are, of a store that has files.
+    `extents`: where the tokens of the groups that arrived are, of a store that has files.
     """
     arrived = [_row_of(change.group) for change in changes if isinstance(change, GroupArrived)]
     for row, extent in zip(arrived, extents, strict=False):
