@@ -34,9 +34,17 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
     assert "loaded: []" in ended.stdout
 
 
+def test_serve_has_its_commands_and_the_options_of_the_service(halteres: Program) -> None:
+    shown = halteres("serve", "--help")
+    assert shown.returncode == 0
+    for word in ("trajectories", "control", "--state", "--samplers", "--refuse-stable-reinforce"):
+        assert word in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("serve", "--engine", "scripted", "--port", "70000"), "There is no port 70000."),
         (("train",), "Nothing to train on."),
         (("train", "arithmetik"), "Did you mean 'arithmetic'?"),
         (("train", "arithmetic", "--set", "lerning_rate=1"), "did you mean 'trainer.learning_rate'?"),

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from halteres.trajectories.records import Change, GroupArrived
+from halteres.trajectories.records import (
+    Change,
+    GroupArrived,
+)
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 

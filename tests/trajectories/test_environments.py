@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from halteres.trajectories.environments import Environment, Environments
-from halteres.trajectories.records import EnvRecord
+from halteres.trajectories.records import (
+    EnvRecord,
+)
 from halteres.trajectories.schema import EnvRegistration
 
 from .scenes import Clock, Scene, group, opened

@@ -15,7 +15,12 @@ from sqlalchemy import Connection
 from halteres.errors import Conflict
 from halteres.trajectories import group_commit
 from halteres.trajectories.group_commit import QUICK_S, GroupCommit
-from halteres.trajectories.records import Change, Remembered, RunRecord, RunSaved, Update
+from halteres.trajectories.records import (
+    Change,
+    Remembered,
+    RunRecord,
+    Update,
+)
 from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
@@ -61,8 +66,8 @@ class Memory(Store):
         if self.refuses:
             raise StoreFailed("The disk is full.")
         for change in changes:
-            assert isinstance(change, RunSaved)
-            self.kept = change.run
+            assert isinstance(change, RunRecord)
+            self.kept = change
 
     def abandon(self) -> None:
         self.calls.append(("abandon",))
@@ -109,12 +114,12 @@ async def test_nobody_is_answered_before_it_is_kept() -> None:
         store.may_commit.clear()
         answer = decisions.submit(step)
         assert await asyncio.to_thread(store.is_inside.wait, DEADLINE_S)
-        assert (decisions.state.run.step, decisions.state.kept_step) == (1, 0)  # decided in memory, and not told
+        assert (decisions.state.run.step, decisions.state.durable_step) == (1, 0)  # decided in memory, and not told
         assert not answer.done()
         assert store.kept.step == 0
         store.may_commit.set()
         assert await answer == 1
-        assert store.kept.step == decisions.state.kept_step == 1
+        assert store.kept.step == decisions.state.durable_step == 1
 
 
 async def test_what_waits_is_committed_together_and_in_order() -> None:
@@ -172,7 +177,7 @@ async def test_turns_end_where_the_store_cannot_be_read_any_more() -> None:
 
 
 async def test_on_a_shared_store_a_turn_begins_with_what_others_did() -> None:
-    store = Memory(is_shared=True, others=[Update(changes=[RunSaved(RunRecord(step=41))])])
+    store = Memory(is_shared=True, others=[Update(changes=[RunRecord(step=41)])])
     async with turning(store) as decisions:
         assert await decisions.submit(step) == 42
         assert store.calls[:2] == [("begin",), ("commit", 1)]
@@ -190,7 +195,7 @@ async def test_followers_learn_what_others_did_without_asking() -> None:
     store = Memory(is_shared=True)
     async with turning(store) as decisions:
         changed = decisions.changed
-        store.others.append(Update(changes=[RunSaved(RunRecord(step=3))]))
+        store.others.append(Update(changes=[RunRecord(step=3)]))
         await changed.wait()
         assert decisions.state.run.step == 3
 

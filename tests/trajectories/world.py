@@ -21,7 +21,9 @@ from urllib.parse import urlencode
 
 import httpx
 
-from halteres.trajectories.records import Change
+from halteres.trajectories.records import (
+    Change,
+)
 from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed

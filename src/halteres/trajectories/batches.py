@@ -34,7 +34,14 @@ from dataclasses import replace
 from halteres.errors import Conflict, NotFound
 from halteres.trajectories import batch_selection
 from halteres.trajectories.posted_group import Problem, exceeds_batch, too_far
-from halteres.trajectories.records import Delivery, DeliverySaved, GroupRecord, Place, RunRecord, Standing, Versions
+from halteres.trajectories.records import (
+    Delivery,
+    GroupRecord,
+    Place,
+    RunRecord,
+    Standing,
+    Versions,
+)
 from halteres.trajectories.schema import BatchQuery, Registration
 from halteres.trajectories.state import State
 
@@ -139,14 +146,14 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
             _drop_outside(state, span, version)
         if version != last.version:  # a trainer that dies before its step comes back with this one
             last = replace(last, version=version)
-            state.do(DeliverySaved(last))
+            state.do(last)
         state.save_run(replace(state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None))
         return last
     _move_on(state, span, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
         back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
-        state.do(DeliverySaved(replace(back, standing=Standing.REPLACED)))
+        state.do(replace(back, standing=Standing.REPLACED))
         return _hand_out(state, back.groups, query, version)
     for minimum in state.envs.minima(state.run.batch_size, now):
         env = state.envs.by_id[minimum.env_id]
@@ -211,7 +218,7 @@ def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version:
         versions=(min(low for low, _ in tagged), max(high for _, high in tagged)) if tagged else None,
         held=query.after or 0,
     )
-    state.do(DeliverySaved(batch))
+    state.do(batch)
     return batch
 
 
@@ -222,7 +229,7 @@ def give_back(state: State, batch_id: int) -> None:
     """The batch reached nobody; nothing happens where it is settled already."""
     batch = state.out.get(batch_id)
     if batch is not None and not batch.is_back:
-        state.do(DeliverySaved(replace(batch, standing=Standing.RETURNED, expires_at=None)))
+        state.do(replace(batch, standing=Standing.RETURNED, expires_at=None))
 
 
 def take_back_offers(state: State) -> None:
@@ -268,14 +275,14 @@ def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
     if batch is None or batch.standing is Standing.OFFERED:
         raise _not_theirs(state, batch_id)
     leased = replace(batch, standing=Standing.LEASED, expires_at=state.clock() + lease_s)
-    state.do(DeliverySaved(leased))
+    state.do(leased)
     return leased
 
 
 def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
     """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
     groups = [state.waiting[group_id] for group_id in batch.groups]
-    state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+    state.do(replace(batch, standing=Standing.BROKEN, expires_at=None))
     for group in groups:
         problem = unfit.get(group.id)
         state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
@@ -293,7 +300,7 @@ def lose_tokens(state: State, batch_id: int, lost: set[int]) -> None:
 def _deliver(state: State, batch: Delivery) -> Delivery:
     run = state.run
     done = replace(batch, standing=Standing.DELIVERED, step=run.step + 1, expires_at=None)
-    state.do(DeliverySaved(done))
+    state.do(done)
     parked = state.max_staleness == 0 and batch.version is not None
     state.save_run(replace(run, step=run.step + 1, last=done, parked=parked, asked_version=None))
     return done
@@ -345,7 +352,7 @@ def archive(state: State) -> int:
     minimum share of one that is gone would hold back the first batches.
     """
     for batch in list(state.out.values()):
-        state.do(DeliverySaved(replace(batch, standing=Standing.BROKEN, expires_at=None)))
+        state.do(replace(batch, standing=Standing.BROKEN, expires_at=None))
     for group in list(state.waiting.values()):
         state.put(group, Place.ARCHIVED)
     for env in list(state.envs.by_id.values()):

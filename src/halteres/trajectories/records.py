@@ -118,32 +118,11 @@ class EnvRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSaved:
-    """The run's record became this."""
-
-    run: RunRecord
-
-
-@dataclass(frozen=True, slots=True)
-class EnvSaved:
-    """An environment's record became this."""
-
-    env: EnvRecord
-
-
-@dataclass(frozen=True, slots=True)
 class GroupArrived:
     """A group was accepted."""
 
     group: GroupRecord
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMoved:
-    """A group's place became that of this record."""
-
-    group: GroupRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +133,10 @@ class EnvSeen:
     at: float  # unix s
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverySaved:
-    """A batch came to be, or its standing changed.
-
-    OFFERED, LEASED: its groups are out, in this batch. DELIVERED: its groups are delivered, and the tokens of the
-    batches delivered before are no longer wanted. REPLACED, BROKEN: its groups are told by other changes.
-    """
-
-    delivery: Delivery
-
-
-Change = RunSaved | EnvSaved | EnvSeen | GroupArrived | GroupMoved | DeliverySaved
+Change = RunRecord | EnvRecord | EnvSeen | GroupArrived | GroupRecord | Delivery
+"""A record is what it became. The groups of a batch that is OFFERED or LEASED are out, in this batch; of one that is
+DELIVERED they are delivered, and the tokens of the batches delivered before are not needed any more; where those of one
+that is REPLACED or BROKEN are, other changes say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,14 @@ from halteres.trajectories.records import (
     OPEN,
     Change,
     Delivery,
-    DeliverySaved,
     EnvRecord,
-    EnvSaved,
     EnvSeen,
     GroupArrived,
-    GroupMoved,
     GroupRecord,
     KnownKey,
     Place,
     Remembered,
     RunRecord,
-    RunSaved,
     Standing,
     Tally,
 )
@@ -94,14 +90,14 @@ class State:
     def apply(self, change: Change) -> None:
         """Apply a change, whoever decided it."""
         match change:
-            case RunSaved(run):
+            case RunRecord() as run:
                 if run.first_group != self.run.first_group:  # another run begins
                     self.envs.count_from_nothing()
                     for counts in (self.set_aside, self.flagged, self._keys):
                         counts.clear()
                     self.num_accepted, self.first_group_at = 0, None
                 self.run = run
-            case EnvSaved(record):
+            case EnvRecord() as record:
                 self.envs.save(record, self.clock())
             case EnvSeen(env_id, at):
                 if (env := self.envs.get(env_id)) is not None:
@@ -114,7 +110,7 @@ class State:
                 if group.place is not Place.SET_ASIDE:
                     self.first_group_at = self.first_group_at or group.received_at
                 self._enter(group)
-            case GroupMoved(group):
+            case GroupRecord() as group:
                 before = self.waiting.get(group.id)
                 if before is not None:
                     self._leave(before)
@@ -122,7 +118,7 @@ class State:
                 if group.place is Place.SET_ASIDE:
                     self._count(Tally(group.env_id, Place.QUEUED, before.reason if before else None, -1))
                     self._count(Tally(group.env_id, group.place, group.reason, 1))
-            case DeliverySaved(delivery):
+            case Delivery() as delivery:
                 self._deliver(delivery)
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -190,13 +186,13 @@ class State:
     def save_run(self, run: RunRecord) -> None:
         """Make this the run's record."""
         if run != self.run:
-            self.do(RunSaved(run))
+            self.do(run)
 
     def save_env(self, record: EnvRecord) -> Environment:
         """Make this the record of an environment, new or known."""
         env = self.envs.by_id.get(record.id)
         if env is None or env.record != record:
-            self.do(EnvSaved(record))
+            self.do(record)
         return self.envs.by_id[record.id]
 
     def note_seen(self, env_id: int, *, polls: bool = True) -> Environment:
@@ -229,7 +225,7 @@ class State:
         new = place is Place.QUEUED and group.place is Place.BUFFERED
         position = self.last_position + 1 if new else group.position
         moved = replace(self.waiting[group.id], place=place, position=position, delivery=None)
-        self.do(GroupMoved(replace(moved, reason=problem.code, why=problem.why) if problem else moved))
+        self.do(replace(moved, reason=problem.code, why=problem.why) if problem else moved)
 
     @property
     def max_staleness(self) -> int | None:

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from halteres.trajectories.batch_selection import Minimum, Queue
-from halteres.trajectories.records import GroupRecord, Place, Versions
+from halteres.trajectories.records import (
+    GroupRecord,
+    Place,
+    Versions,
+)
 
 Queued = Sequence[tuple[int | None, int]]
 """Environment and size of each group, in order."""

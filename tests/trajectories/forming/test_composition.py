@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from halteres.trajectories.batch_selection import Queue, Shares, can_add_up, choose
 from halteres.trajectories.environments import LEAST_WEIGHT, MOST_WEIGHT, Environments
-from halteres.trajectories.records import EnvRecord
+from halteres.trajectories.records import (
+    EnvRecord,
+)
 from halteres.trajectories.schema import EnvRegistration
 
 from .queues import Queued, filled, minima, queues, record

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from halteres.trajectories.batch_selection import Fifo, Queue, choose, unmet
-from halteres.trajectories.records import GroupRecord
+from halteres.trajectories.records import (
+    GroupRecord,
+)
 
 from .queues import Queued, filled, minima, record
 

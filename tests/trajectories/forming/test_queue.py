@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halteres.trajectories.batch_selection import Queue
-from halteres.trajectories.records import GroupRecord
+from halteres.trajectories.records import (
+    GroupRecord,
+)
 
 from .queues import Queued, filled, queues, record
 

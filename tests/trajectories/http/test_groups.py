@@ -10,7 +10,10 @@ import pytest
 from halteres.observe.prometheus import MEDIA_TYPE
 from halteres.trajectories import service
 from halteres.trajectories.options import Options, Rules
-from halteres.trajectories.records import GroupRecord, Place
+from halteres.trajectories.records import (
+    GroupRecord,
+    Place,
+)
 from halteres.trajectories.routes import page_of
 from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores.sqlite import SqliteStore

@@ -7,16 +7,12 @@ from typing import Any
 from halteres.trajectories.records import (
     Change,
     Delivery,
-    DeliverySaved,
     EnvRecord,
-    EnvSaved,
     EnvSeen,
     GroupArrived,
-    GroupMoved,
     GroupRecord,
     Place,
     RunRecord,
-    RunSaved,
     Standing,
     Update,
 )
@@ -67,16 +63,16 @@ def bare(change: GroupArrived) -> GroupArrived:
     return GroupArrived(change.group, b"")
 
 
-def batch(number: int, *groups: int, standing: Standing = Standing.LEASED, **changes: Any) -> DeliverySaved:
+def batch(number: int, *groups: int, standing: Standing = Standing.LEASED, **changes: Any) -> Delivery:
     """A batch of groups of two sequences."""
     plain: dict[str, Any] = {"version": None, "made_at": 2000.0, "num_sequences": 2 * len(groups)}
-    return DeliverySaved(Delivery(id=number, standing=standing, groups=groups, **{**plain, **changes}))
+    return Delivery(id=number, standing=standing, groups=groups, **{**plain, **changes})
 
 
 def delivered(number: int, *groups: int, step: int) -> list[Change]:
     """A batch is delivered: its own record, and the run's."""
     done = batch(number, *groups, standing=Standing.DELIVERED, step=step)
-    return [done, RunSaved(RunRecord(registration=REGISTRATION, step=step, last=done.delivery))]
+    return [done, RunRecord(registration=REGISTRATION, step=step, last=done)]
 
 
 def turn(store: PostgresStore, *changes: Change) -> Update:
@@ -86,22 +82,20 @@ def turn(store: PostgresStore, *changes: Change) -> Update:
     return news
 
 
-ADOPTED = EnvSaved(EnvRecord(id=7, name="adopted_7", desired_name="adopted_7", registration=None))
+ADOPTED = EnvRecord(id=7, name="adopted_7", desired_name="adopted_7", registration=None)
 
 CHANGES: list[Change] = [
-    RunSaved(
-        RunRecord(
-            registration=REGISTRATION,
-            uuid=str(2**127 + 1),
-            started=True,
-            step=4,
-            first_group=1,
-            asked_version=2**31,
-            last=batch(1, 1, 2, standing=Standing.DELIVERED, step=4).delivery,
-            parked=True,
-        )
+    RunRecord(
+        registration=REGISTRATION,
+        uuid=str(2**127 + 1),
+        started=True,
+        step=4,
+        first_group=1,
+        asked_version=2**31,
+        last=batch(1, 1, 2, standing=Standing.DELIVERED, step=4),
+        parked=True,
     ),
-    EnvSaved(EnvRecord(id=0, name="sums_0", desired_name="sums", registration=ENV, connected=False)),
+    EnvRecord(id=0, name="sums_0", desired_name="sums", registration=ENV, connected=False),
     EnvSeen(0, 1234.5),
     GroupArrived(
         group(
@@ -118,6 +112,6 @@ CHANGES: list[Change] = [
         ),
         b'{"tokens":[[1]]}',
     ),
-    GroupMoved(group(6, place=Place.BUFFERED, position=0)),
+    group(6, place=Place.BUFFERED, position=0),
     batch(2, 3, 4, expires_at=2060.5, version=1),
 ]

@@ -8,7 +8,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from halteres.trajectories.records import Change, GroupArrived, Place, RunRecord, RunSaved
+from halteres.trajectories.records import (
+    Change,
+    GroupArrived,
+    Place,
+    RunRecord,
+)
 from halteres.trajectories.stores import postgres
 
 from .samples import ADOPTED, CHANGES, arrived
@@ -25,7 +30,7 @@ def test_a_change_comes_back_as_it_was(change: Change) -> None:
 
 
 def test_several_come_back_in_order() -> None:
-    changes = [*CHANGES, ADOPTED, RunSaved(RunRecord())]
+    changes = [*CHANGES, ADOPTED, RunRecord()]
     read = postgres.decoded(postgres.encoded(changes))
     assert [type(change) for change in read] == [type(change) for change in changes]
     assert read[-2:] == changes[-2:]

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from deadlines import until
 
-from halteres.trajectories.records import Remembered, RunRecord
+from halteres.trajectories.records import (
+    Remembered,
+    RunRecord,
+)
 from halteres.trajectories.stores.postgres import PostgresStore
 from trajectories.scenes import Clock, Scene, group, marks, opened
 

@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deadlines import wait_until
 
-from halteres.trajectories.records import GroupArrived, GroupMoved, KnownKey, Place, RunRecord, RunSaved, Update
+from halteres.trajectories.records import (
+    GroupArrived,
+    KnownKey,
+    Place,
+    RunRecord,
+    Update,
+)
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
 
@@ -54,18 +60,18 @@ def test_a_turn_that_is_abandoned_changed_nothing_and_lets_others_in(pair: Pair)
 def test_news_are_what_others_did_in_order(pair: Pair) -> None:
     one, other = pair
     turn(one, arrived(1))
-    turn(one, RunSaved(RunRecord(step=1)), arrived(2))
-    assert other.catch_up() == Update(changes=[bare(arrived(1)), RunSaved(RunRecord(step=1)), bare(arrived(2))])
+    turn(one, RunRecord(step=1), arrived(2))
+    assert other.catch_up() == Update(changes=[bare(arrived(1)), RunRecord(step=1), bare(arrived(2))])
 
 
 def test_news_are_told_once_inside_a_turn_or_outside_and_never_of_oneself(pair: Pair) -> None:
     one, other = pair
     turn(one, arrived(1))
-    assert turn(other, RunSaved(RunRecord(step=1))) == Update(changes=[bare(arrived(1))])
+    assert turn(other, RunRecord(step=1)) == Update(changes=[bare(arrived(1))])
     assert other.catch_up() == Update(changes=[])
-    assert one.begin() == Update(changes=[RunSaved(RunRecord(step=1))])
+    assert one.begin() == Update(changes=[RunRecord(step=1)])
     one.abandon()
-    moved = GroupMoved(group(1, place=Place.BUFFERED))
+    moved = group(1, place=Place.BUFFERED)
     turn(one, moved)
     assert other.begin() == Update(changes=[moved])
     other.abandon()
@@ -87,7 +93,7 @@ def test_keys_come_with_the_groups_of_other_servers(pair: Pair) -> None:
 
 
 def test_keys_of_another_run_are_unknown(pair: Pair) -> None:
-    turn(pair[0], keyed(1, "a"), RunSaved(RunRecord(first_group=2)), keyed(2, "b"))
+    turn(pair[0], keyed(1, "a"), RunRecord(first_group=2), keyed(2, "b"))
     assert pair[1].load().keyed == (KnownKey("b", 2**33, b'{"status":"received"}'),)
 
 

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from halteres.trajectories.records import (
-    EnvSaved,
     EnvSeen,
-    GroupMoved,
     Place,
     Remembered,
-    RunSaved,
     Tally,
 )
 from halteres.trajectories.stores import postgres
@@ -38,11 +35,11 @@ def test_what_is_committed_is_loaded_by_another_server(store: PostgresStore, ope
     turn(store, *delivered(1, 1, 2, step=4), run, env, seen, aside, batch(2, 3, expires_at=2060.5))
 
     loaded = open_store().load()
-    assert isinstance(run, RunSaved) and loaded.run == run.run
-    assert isinstance(env, EnvSaved) and loaded.envs == (env.env,)
+    assert loaded.run == run
+    assert loaded.envs == (env,)
     assert loaded.seen == (EnvSeen(0, 1234.5),)
     assert loaded.waiting == (group(4, place=Place.BUFFERED, position=0), group(3, place=Place.OUT, delivery=2))
-    assert loaded.deliveries == (batch(2, 3, expires_at=2060.5).delivery,)
+    assert loaded.deliveries == (batch(2, 3, expires_at=2060.5),)
     assert [key.key for key in loaded.keyed] == ["k" * 200]
     assert Tally(env_id=0, place=Place.DELIVERED, reason=None, num_groups=2) in loaded.tallies
     assert Tally(env_id=None, place=Place.SET_ASIDE, reason="not_finite", num_groups=1) in loaded.tallies
@@ -77,8 +74,8 @@ def test_evidence_is_kept_within_its_budget_the_newest(url: str, monkeypatch: py
     store = PostgresStore(url, keep_bytes=25)  # two groups of 10 bytes
     store.load()
     turn(store, *map(arrived, range(1, 8)), *delivered(1, 1, step=1))
-    aside = (GroupMoved(group(number, place=Place.SET_ASIDE, reason="stale")) for number in (2, 3))
-    archived = (GroupMoved(group(number, place=Place.ARCHIVED)) for number in (4, 5))
+    aside = (group(number, place=Place.SET_ASIDE, reason="stale") for number in (2, 3))
+    archived = (group(number, place=Place.ARCHIVED) for number in (4, 5))
     turn(store, *aside, *archived)
     assert sorted(store.bodies(range(1, 8))) == [1, 4, 5, 6, 7]  # 1: delivered last; 6, 7 wait
     store.close()

@@ -10,7 +10,9 @@ import pytest
 from deadlines import wait_until
 
 from halteres.errors import Conflict, InvalidConfig
-from halteres.trajectories.records import RunRecord, RunSaved
+from halteres.trajectories.records import (
+    RunRecord,
+)
 from halteres.trajectories.stores import postgres
 from halteres.trajectories.stores.postgres import PostgresStore
 from halteres.trajectories.stores.store import Durability, StoreFailed
@@ -146,7 +148,7 @@ def test_changes_without_a_turn_are_refused(store: PostgresStore) -> None:
 def test_a_turn_is_kept_whole_or_not_at_all(store: PostgresStore) -> None:
     store.begin()
     with pytest.raises(StoreFailed, match="duplicate key"):
-        store.commit([RunSaved(RunRecord(step=9)), arrived(2), arrived(2)])
+        store.commit([RunRecord(step=9), arrived(2), arrived(2)])
     loaded = store.load()
     assert (loaded.run.step, [each.id for each in loaded.waiting]) == (0, [1])
 

@@ -7,15 +7,12 @@ import pytest
 from halteres.trajectories.records import (
     Change,
     EnvRecord,
-    EnvSaved,
     EnvSeen,
     GroupArrived,
-    GroupMoved,
     KnownKey,
     Place,
     Remembered,
     RunRecord,
-    RunSaved,
     Standing,
     Tally,
     Update,
@@ -50,7 +47,7 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
         started=True,
         step=4,
         asked_version=2**31,
-        last=done.delivery,
+        last=done,
         parked=True,
     )
     env = EnvRecord(id=0, name="sums_0", desired_name="sums", registration=ENV, connected=False)
@@ -67,9 +64,9 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
         fingerprint=2**62,
         verdict=b'{"status":"received"}',
     )
-    store.commit([EnvSaved(env), EnvSaved(adopted), EnvSeen(0, 1234.5)])
+    store.commit([env, adopted, EnvSeen(0, 1234.5)])
     store.commit([arrived(1), arrived(2), arrived(3, versions=(0, 4)), arrived(4), arrived(5, place=Place.BUFFERED)])
-    store.commit([batch(1, 2, 1), done, RunSaved(run)])
+    store.commit([batch(1, 2, 1), done, run])
     store.commit([batch(2, 4, 3, expires_at=2060.5, version=1), GroupArrived(aside, b"{}")])
 
     loaded = open_store().load()
@@ -81,8 +78,8 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
             group(4, place=Place.OUT, delivery=2),
             group(5, place=Place.BUFFERED),
         ),
-        deliveries=(batch(2, 4, 3, expires_at=2060.5, version=1).delivery,),
-        settled=(done.delivery,),
+        deliveries=(batch(2, 4, 3, expires_at=2060.5, version=1),),
+        settled=(done,),
         keyed=(KnownKey("k" * 200, 2**62, b'{"status":"received"}'),),
         seen=(EnvSeen(0, 1234.5),),
         tallies=loaded.tallies,
@@ -102,7 +99,7 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
 
 def test_an_environment_that_is_saved_again_was_still_seen(store: SqliteStore) -> None:
     env = EnvRecord(id=0, name="sums_0", desired_name="sums", registration=ENV)
-    store.commit([EnvSaved(env), EnvSeen(0, 5.0), EnvSaved(env), EnvSeen(0, 7.0), EnvSeen(99, 8.0)])
+    store.commit([env, EnvSeen(0, 5.0), env, EnvSeen(0, 7.0), EnvSeen(99, 8.0)])
     assert store.load().seen == (EnvSeen(0, 7.0),)
 
 
@@ -120,8 +117,8 @@ def test_an_environment_that_is_saved_again_was_still_seen(store: SqliteStore) -
         (
             [
                 batch(1, 1, 2, standing=Standing.BROKEN),
-                GroupMoved(group(1)),
-                GroupMoved(group(2, place=Place.SET_ASIDE, reason="stale", why="Too old.")),
+                group(1),
+                group(2, place=Place.SET_ASIDE, reason="stale", why="Too old."),
             ],
             [Place.QUEUED, Place.SET_ASIDE],
             {1: Standing.BROKEN},
@@ -157,8 +154,8 @@ def test_a_group_that_arrives_and_moves_within_one_turn(store: SqliteStore) -> N
         [
             arrived(1, place=Place.BUFFERED, position=0),
             arrived(2, place=Place.BUFFERED, position=0),
-            GroupMoved(group(1, position=1)),
-            GroupMoved(group(2, position=2)),
+            group(1, position=1),
+            group(2, position=2),
             arrived(3),
             batch(1, 1, 2),
         ]
@@ -190,14 +187,14 @@ def test_the_latest_body_is_of_the_group_that_entered_the_queue_last(store: Sqli
     assert store.latest_body() == b"2"
     store.commit([batch(1, 2), *delivered(1, 2, step=1)])
     assert store.latest_body() == b"2"
-    store.commit([GroupMoved(group(1, place=Place.ARCHIVED)), RunSaved(RunRecord(first_group=5))])
+    store.commit([group(1, place=Place.ARCHIVED), RunRecord(first_group=5)])
     assert store.latest_body() is None
 
 
 def test_keys_live_for_their_run(open_store: OpenStore) -> None:
     store = open_store()
     store.commit([keyed(1, "a"), keyed(2, "b"), arrived(3)])
-    store.commit([RunSaved(RunRecord(first_group=4)), keyed(4, "a")])
+    store.commit([RunRecord(first_group=4), keyed(4, "a")])
     again = KnownKey("a", 4 * 2**32, b'{"status":"received"}')
     assert open_store().load().keyed == (again,)
 
@@ -219,7 +216,7 @@ def test_groups_are_counted_once_wherever_they_go(open_store: OpenStore) -> None
         [arrived(1), arrived(2), arrived(3, env_id=None), arrived(4, **late), arrived(5, place=Place.BUFFERED)]
     )
     store.commit([batch(1, 1, 3), *delivered(1, 1, 3, step=1), *delivered(1, 1, 3, step=1)])
-    store.commit([GroupMoved(group(2, **late)), GroupMoved(group(2, **late))])
+    store.commit([group(2, **late), group(2, **late)])
     for reader in (store, open_store()):
         assert tallies(reader) == {
             (0, Place.DELIVERED, None): 1,
@@ -235,15 +232,15 @@ def test_another_run_counts_from_nothing(store: SqliteStore) -> None:
     store.commit(
         [
             arrived(4, **late),
-            GroupMoved(group(2, place=Place.ARCHIVED)),
-            RunSaved(RunRecord(first_group=5)),
+            group(2, place=Place.ARCHIVED),
+            RunRecord(first_group=5),
             arrived(5, **late),
         ]
     )
     loaded = store.load()
     assert tallies(store) == {(0, Place.SET_ASIDE, "stale"): 1}
     assert (loaded.waiting, loaded.first_group_at, loaded.last_group) == ((), None, 5)
-    store.commit([arrived(6), RunSaved(RunRecord(first_group=5, step=2))])
+    store.commit([arrived(6), RunRecord(first_group=5, step=2)])
     assert tallies(store) == {(0, Place.SET_ASIDE, "stale"): 1, (0, Place.QUEUED, None): 1}
     assert store.load().first_group_at == 1006.0
 

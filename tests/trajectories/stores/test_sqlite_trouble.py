@@ -17,7 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from halteres.errors import Conflict
-from halteres.trajectories.records import DeliverySaved, GroupMoved, Place, RunSaved
+from halteres.trajectories.records import (
+    Delivery,
+    Place,
+    RunRecord,
+)
 from halteres.trajectories.stores import store as tables
 from halteres.trajectories.stores.sqlite import RESERVE_BYTES, SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
@@ -278,7 +282,7 @@ def test_readers_are_served_while_turns_are_committed_and_files_go(open_store: O
         try:
             for number in range(2, 100):
                 store.commit([arrived(number, b"%d" % number * 1000)])
-                store.commit([GroupMoved(group(number, place=Place.ARCHIVED))])
+                store.commit([group(number, place=Place.ARCHIVED)])
         finally:
             ended.set()
         assert all(reader.result(20) for reader in readers)
@@ -287,7 +291,7 @@ def test_readers_are_served_while_turns_are_committed_and_files_go(open_store: O
 
 def test_the_same_turn_can_be_committed_after_it_failed(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = [arrived(1, b"tokens"), *delivered(1, 1, step=1)]
-    assert isinstance(turn[1], DeliverySaved) and isinstance(turn[2], RunSaved)
+    assert isinstance(turn[1], Delivery) and isinstance(turn[2], RunRecord)
     with monkeypatch.context() as patch:
         patch.setattr(store._segments, "append", _fails)
         with pytest.raises(StoreFailed, match="No space left on device"):

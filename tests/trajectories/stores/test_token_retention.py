@@ -13,7 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.records import Change, GroupMoved, Place, RunRecord, RunSaved, Standing
+from halteres.trajectories.records import (
+    Change,
+    Place,
+    RunRecord,
+    Standing,
+)
 from halteres.trajectories.stores import store as tables
 from halteres.trajectories.stores.segments import Segments
 from halteres.trajectories.stores.sqlite import SqliteStore
@@ -48,7 +53,7 @@ def test_within_its_bounds_everything_is_kept(open_store: OpenStore) -> None:
     fill(store, 1, 2, 3, 4)
     fill(store, 5, place=Place.SET_ASIDE)
     store.commit([batch(1, 1), *delivered(1, 1, step=1), *delivered(2, 2, step=2)])
-    store.commit([GroupMoved(group(3, place=Place.ARCHIVED))])
+    store.commit([group(3, place=Place.ARCHIVED)])
     assert kept(store) == kept(open_store(**FILE)) == [1, 2, 3, 4, 5]
 
 
@@ -98,7 +103,7 @@ def test_the_batch_delivered_last_stays_until_the_next_is(open_store: OpenStore)
 def test_what_is_done_with_goes(open_store: OpenStore, place: Place) -> None:
     store = open_store(**FILE, keep_bytes=0)
     fill(store, 1, 2, 3)
-    store.commit([GroupMoved(group(1, place=place))])
+    store.commit([group(1, place=place)])
     assert kept(store) == [2, 3]
 
 
@@ -106,7 +111,7 @@ def test_another_run_wants_nothing_of_the_one_before(open_store: OpenStore) -> N
     store = open_store(**FILE, keep_bytes=0)
     fill(store, 1, 2)
     store.commit(delivered(1, 1, step=1))
-    store.commit([GroupMoved(group(2, place=Place.ARCHIVED)), RunSaved(RunRecord(first_group=3))])
+    store.commit([group(2, place=Place.ARCHIVED), RunRecord(first_group=3)])
     fill(store, 3)
     assert kept(store) == [3]
 
@@ -115,10 +120,10 @@ def test_a_file_stays_as_long_as_one_of_its_groups_is_wanted(open_store: OpenSto
     store = open_store(segment_bytes=100, keep_bytes=0)
     fill(store, *range(1, 9))  # 1 to 4 in one file, 5 to 8 in the next
     for number, another in ((1, 21), (4, 22), (2, 23)):
-        store.commit([GroupMoved(group(number, place=Place.ARCHIVED))])
+        store.commit([group(number, place=Place.ARCHIVED)])
         fill(store, another)
         assert kept(store, range(1, 9)) == list(range(1, 9))
-    store.commit([GroupMoved(group(3, place=Place.ARCHIVED))])
+    store.commit([group(3, place=Place.ARCHIVED)])
     assert kept(store, range(1, 9)) == [5, 6, 7, 8]
 
 
@@ -133,7 +138,7 @@ def test_a_file_that_cannot_be_removed_fails_no_turn_and_goes_at_the_next_start(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(Segments, "unlink", refuse)
-        store.commit([GroupMoved(group(1, place=Place.ARCHIVED))])
+        store.commit([group(1, place=Place.ARCHIVED)])
     assert "Tokens that nobody wants stay" in caplog.text and "Permission denied" in caplog.text
     folder = file.with_name(f"{file.name}.tokens")
     assert len(list(folder.iterdir())) == 2
@@ -218,7 +223,7 @@ class Run:
             return [arrived(number, body(number), place=place) for number in numbers]
         if what == "aside" and self.waiting:
             number = self.waiting.pop(which % len(self.waiting))
-            return [GroupMoved(group(number, place=Place.SET_ASIDE, reason="stale", why="Too old."))]
+            return [group(number, place=Place.SET_ASIDE, reason="stale", why="Too old.")]
         if what == "lease" and self.waiting:
             self.num_batches += 1
             taken, self.waiting = self.waiting[: which + 1], self.waiting[which + 1 :]

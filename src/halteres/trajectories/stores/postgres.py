@@ -36,13 +36,13 @@ from halteres.errors import Conflict, InvalidConfig, boundary
 from halteres.redaction import Redactor
 from halteres.trajectories.records import (
     Change,
-    DeliverySaved,
-    EnvSaved,
+    Delivery,
+    EnvRecord,
     EnvSeen,
     GroupArrived,
-    GroupMoved,
+    GroupRecord,
     Remembered,
-    RunSaved,
+    RunRecord,
     Standing,
     Update,
 )
@@ -64,12 +64,12 @@ PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to t
 KEPT_S = 120  # a turn stays in the log: servers ask several times a second, and one that was away begins afresh
 MOST_READ = 4096  # turns read at once; whoever is further behind begins afresh
 KINDS: dict[str, type[Change]] = {
-    "run": RunSaved,
-    "env": EnvSaved,
+    "run": RunRecord,
+    "env": EnvRecord,
     "seen": EnvSeen,
     "arrived": GroupArrived,
-    "moved": GroupMoved,
-    "delivery": DeliverySaved,
+    "moved": GroupRecord,
+    "delivery": Delivery,
 }
 """The word that tells what a change is, in the log."""
 
@@ -201,7 +201,7 @@ class PostgresStore(Store):
             raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
         with self._reporting("The changes were not stored."), connection:
             # Before the changes: the tokens of every batch that is not the last delivered any more are deleted.
-            saved = (change.delivery for change in changes if isinstance(change, DeliverySaved))
+            saved = (change for change in changes if isinstance(change, Delivery))
             if delivered := [batch.groups for batch in saved if batch.standing is Standing.DELIVERED]:
                 before = connection.scalar(_LAST_DELIVERED) or ()
                 released = {group_id for ids in (before, *delivered[:-1]) for group_id in ids} - set(delivered[-1])

@@ -26,18 +26,14 @@ from halteres.trajectories.records import (
     WAITING,
     Change,
     Delivery,
-    DeliverySaved,
     EnvRecord,
-    EnvSaved,
     EnvSeen,
     GroupArrived,
-    GroupMoved,
     GroupRecord,
     KnownKey,
     Place,
     Remembered,
     RunRecord,
-    RunSaved,
     Standing,
     Tally,
     Update,
@@ -215,19 +211,19 @@ def write(connection: Connection, changes: Sequence[Change], extents: Sequence[A
         connection.execute(_INSERT, arrived)
     for kind, alike in groupby(changes, type):
         some: list[Any] = list(alike)
-        if kind is RunSaved:
-            saved: RunRecord = some[-1].run
+        if kind is RunRecord:
+            saved: RunRecord = some[-1]
             fields = {name: getattr(saved, name) for name in RunRecord.__slots__ if name != "last"}
             upsert(connection, run, [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}])
-        elif kind is EnvSaved:
-            upsert(connection, environments, [_row_of(change.env) for change in some])
+        elif kind is EnvRecord:
+            upsert(connection, environments, [_row_of(env) for env in some])
         elif kind is EnvSeen:
             connection.execute(_SEE, [{"env_id": change.env_id, "last_seen": change.at} for change in some])
-        elif kind is GroupMoved:
-            moved = ({"group_id": change.group.id, **_row_of(change.group)} for change in some)
+        elif kind is GroupRecord:
+            moved = ({"group_id": group.id, **_row_of(group)} for group in some)
             connection.execute(_MOVE, [{name: row[name] for name in ("group_id", *_MOVING)} for row in moved])
-        elif kind is DeliverySaved:
-            for made in (change.delivery for change in some):
+        elif kind is Delivery:
+            for made in some:
                 row = _row_of(made)
                 upsert(connection, deliveries, [{"group_ids": row.pop("groups"), **row}])
                 place = _PLACES.get(made.standing)
