@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", choices=("torch", "scripted"), default="torch")
     add("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
     samplers = "engines that only sample, each a process; 0: the one that trains does"
-    add("--samplers", type=int, default=0, help=samplers)
+    add("--samplers", type=int, default=0, choices=range(65), metavar="N", help=samplers)
     add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
     add("--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb")
     add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
