@@ -22,8 +22,8 @@ from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
+from halteres.rewards.torch.model import TRAINER_STATE, checkpoints
 from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult
-from halteres.rewards.torch.training_process import TRAINER_STATE, checkpoints
 from halteres.scores import REWARD_FILE
 
 from .torch_scenes import sums, tiny

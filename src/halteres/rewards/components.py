@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, LiteralString, Self
+from typing import Annotated, Any, Literal, LiteralString, Self, get_args
 
 import yaml
 from pydantic import (
@@ -42,7 +42,10 @@ RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
 
-RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE)
+Aspect = Literal["presence", "correctness"]
+"""What a rubric's criterion looks for: that something is there, or that it is right."""
+
+RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE, *get_args(Aspect))
 """Names that metrics use below a component's, and that no criterion and no objective may have."""
 
 QUANTILE = "_q95"  # after a metric's name: the value that 95 % of the answers do not exceed
@@ -119,19 +122,18 @@ class RewardSpec(_Spec):
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         given = [name for name in _SOURCES if getattr(self, name)]
-        judged = [name for name in ("rubric", "rubric_column") if name in given]
-        if judged and "judge" in given:
+        has_rubric = "rubric" in given or "rubric_column" in given
+        if has_rubric and "judge" in given:
             given.remove("judge")
 
-        def refused(kind: LiteralString, template: LiteralString, **values: str) -> PydanticCustomError:
-            return PydanticCustomError(kind, template, {"name": self.name, **values})
+        def refused(kind: LiteralString, template: LiteralString) -> PydanticCustomError:
+            return PydanticCustomError(kind, template, {"name": self.name, "given": ", ".join(given) or "none"})
 
-        if len(given) != 1 or (judged and self.judge is None):
+        if len(given) != 1 or (has_rubric and self.judge is None):
             raise refused(
                 "one_source",
                 "the component '{name}' needs exactly one of environment, function, model, judge, or a rubric with its "
                 "judge; it has {given}",
-                given=", ".join(given) or "none",
             )
         if self.name in RESERVED:
             raise refused("reserved", "'{name}' is the name of another metric")
@@ -242,7 +244,7 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
     A component that could not score every rollout of the group counts for none of it, unless None means that it does
     not apply (functions): a missing score is no zero among scores. A gate without a value fails its rollout alone.
     """
-    counting = {spec.name: _counting(spec, values[spec.name], aggregation) for spec in specs}
+    counting = {spec.name: _counted(spec, values[spec.name], aggregation) for spec in specs}
     own = [spec for spec in specs if spec.environment and spec.clip is None and aggregation == "sum_then_normalize"]
     rewards: list[Reward | None] = []
     for place in range(len(values[specs[0].name])):
@@ -254,36 +256,30 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
         is_open = all(value.total > threshold for threshold, value in gates if value is not None)
         parts = [(spec, value) for spec, value in found if is_open or spec.gate]
         length = max((len(value.turns) for _, value in parts), default=0)
-        turns = (
-            math.fsum(spec.weight * value.turns[turn] for spec, value in parts if value.turns) for turn in range(length)
-        )
-        rewards.append(
-            Reward(
-                total=math.fsum(spec.weight * value.total for spec, value in parts),
-                turns=tuple(turns),
-                own_weight=math.fsum(spec.weight for spec, _ in parts if spec in own),
-            )
-        )
+        turns = [math.fsum(spec.weight * value.turns[k] for spec, value in parts if value.turns) for k in range(length)]
+        total = math.fsum(spec.weight * value.total for spec, value in parts)
+        own_weight = math.fsum(spec.weight for spec, _ in parts if spec in own)
+        rewards.append(Reward(total=total, turns=tuple(turns), own_weight=own_weight))
     return rewards
 
 
-def _counting(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
+def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
     """A component's values as they count: clipped, and standardised where that is asked for; none at all where some are
     missing that should be there."""
     if not (spec.may_be_inapplicable or spec.gate) and any(value is None for value in column):
         return [None] * len(column)
-    clipped = [None if value is None else _clipped(value, spec.clip) for value in column]
-    totals = [value.total for value in clipped if value is not None]
+
+    def clipped(value: Value) -> Value:
+        if spec.clip is None:
+            return value
+        low, high = spec.clip
+        turns = tuple(min(max(turn, low), high) for turn in value.turns)
+        return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
+
+    counted = [None if value is None else clipped(value) for value in column]
+    totals = [value.total for value in counted if value is not None]
     if aggregation == "sum_then_normalize" or not totals:
-        return clipped
+        return counted
     mean = math.fsum(totals) / len(totals)  # as TRL does: by the standard deviation with n - 1
     spread = math.sqrt(math.fsum((total - mean) ** 2 for total in totals) / max(1, len(totals) - 1))
-    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in clipped]
-
-
-def _clipped(value: Value, bounds: tuple[float, float] | None) -> Value:
-    if bounds is None:
-        return value
-    low, high = bounds
-    turns = tuple(min(max(turn, low), high) for turn in value.turns)
-    return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
+    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in counted]

@@ -4,7 +4,7 @@ stand still. A text that could not be scored is never counted as wrong: it is co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -27,7 +27,7 @@ from halteres.scores import Scorable, Score
 from halteres.text import Message
 
 TEXTS_AT_ONCE = 256  # handed to the scorer in one call; and comparisons that wait for a judge
-MOST_MISTAKES = 20  # pairs told apart worst, kept with their texts
+MOST_MISTAKES = 20  # pairs told apart worst, with their texts
 PROBED = 16  # comparisons that the probes look at
 FEW_PAIRS = 30  # of fewer nothing is said to be no better than a coin: they are too few to say
 SAME = 1e-4  # two scores of one text differ by no more (fp32)
@@ -127,7 +127,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFigures:
-    """What a judge was asked, what that cost, and whether it matters to it which answer comes first."""
+    """The questions put to a judge, what they cost, and whether it matters to it which answer comes first."""
 
     calls: int
     tokens: int  # both ways
@@ -168,29 +168,29 @@ class Evaluation:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the accuracy alone would miss."""
+        found = list(self.notes)
         kinds = {f"Kind '{name}'": figures for name, figures in self.by_kind.items()}
         objectives = {f"Objective '{name}'": figures for name, figures in self.by_objective.items()}
-        figures = {"Overall": self.overall, **kinds, **objectives}
-        found = [*self.notes, *(_coin(what, one.accuracy) for what, one in figures.items() if one.accuracy.holds_half)]
+        for name, figures in {"Overall": self.overall, **kinds, **objectives}.items():
+            share = figures.accuracy
+            if share.holds_half:
+                few = share.count < FEW_PAIRS
+                verdict = ", too few to tell from a coin" if few else " is no better than a coin"
+                found.append(
+                    f"{name}: {share.value:.1%} of {share.count}{verdict} ({share.low:.1%} to {share.high:.1%})."
+                )
         if self.num_unscored:
             found.append(f"{self.num_unscored} comparisons could not be scored; they are in no figure.")
         if self.num_truncated:
             found.append(f"{self.num_truncated} texts were longer than the scorer reads.")
         if self.length.spearman_within is not None and self.length.spearman_within > 0.5:
             found.append(f"Within a prompt, longer texts score higher: correlation {self.length.spearman_within:.2f}.")
-        found.extend(
+        found += [
             f"Probe '{probe.name}': scores of a text differ by up to {probe.largest_difference:.2g}."
             for probe in self.probes
             if not probe.passed
-        )
+        ]
         return tuple(found)
-
-
-def _coin(what: str, accuracy: Share) -> str:
-    interval = f"({accuracy.low:.1%} to {accuracy.high:.1%})"
-    if accuracy.count < FEW_PAIRS:
-        return f"{what}: {accuracy.value:.1%} of {accuracy.count}, too few to tell from a coin {interval}."
-    return f"{what}: {accuracy.value:.1%} of {accuracy.count} is no better than a coin {interval}."
 
 
 async def evaluate(
@@ -232,7 +232,7 @@ async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Sc
         scores.extend(await scorer.score(texts[start : start + TEXTS_AT_ONCE]))
     each = iter(scores)
     scored = [(one, [next(each) for _ in one.completions]) for one in preferences.comparisons]
-    return [found for one, own in scored if (found := _whole(one, own)) is not None]
+    return [found for one, own in scored if (found := _scored(one, own)) is not None]
 
 
 def calibration_of(
@@ -263,10 +263,9 @@ def read_judge(file: Path) -> RewardSpec:
     InvalidConfig where it is unreadable, or no component."""
     where, content = read_data(file, "judge")
     try:
-        spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)
+        return RewardSpec.model_validate({"name": file.stem, **content} if isinstance(content, dict) else content)
     except ValidationError as error:
         raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
-    return spec if "name" in content else spec.model_copy(update={"name": file.stem})
 
 
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
@@ -292,9 +291,12 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
     judge = Judge(spec.judge, waits_for_start=False)
 
+    def messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
+        return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
+
     async def scored_by_judge(comparison: Comparison) -> Scored | None:
         samples = [
-            Sample(prompt=_messages(text.prompt, "user"), completion=_messages(text.completion, "assistant"))
+            Sample(prompt=messages(text.prompt, "user"), completion=messages(text.completion, "assistant"))
             for text in _scorables(comparison)
         ]
         if rubric is not None:
@@ -302,7 +304,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             values = [None if grade is None else grade.score for grade in grades]
         else:
             values = await judge.relative_values(samples)
-        return _whole(comparison, [None if value is None else Score(value=value) for value in values])
+        return _scored(comparison, [None if value is None else Score(value=value) for value in values])
 
     scored: list[Scored] = []
     try:
@@ -312,7 +314,13 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             scored.extend(one for one in found if one is not None)
     finally:
         await judge.close()
-    figures = _judge_figures(judge.taken_counts())
+    counts = judge.taken_counts()
+    kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
+    in_both = counts.get("in_both_orders", 0)
+    figures = JudgeFigures(
+        **{kind: counts.get(kind, 0) for kind in kinds},
+        position_consistency=metrics.share(counts.get("consistent", 0), in_both) if in_both else None,
+    )
     if not scored:
         raise NotReady(
             f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
@@ -342,6 +350,11 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         for one in in_steps
         for place, (score, label) in enumerate(zip(one.judged_K, one.comparison.labels, strict=True))
     ]
+    # Right where the first state that scores no more than 0 is the first with the label wrong; or there is neither.
+    right = [
+        [*(score > 0 for score in one.judged_K), False].index(False) == [*one.comparison.labels, False].index(False)
+        for one in in_steps
+    ]
     judged = [*pairs, *states]
     if not judged:
         raise InvalidData(
@@ -364,8 +377,8 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         overall=metrics.pair_figures(leads),
         by_kind=_figures_by(judged, lambda one: one.kind),
         by_objective=_figures_by(judged, lambda one: one.objective),
-        first_wrong_step=metrics.share(sum(map(_finds_first_wrong, in_steps)), len(in_steps)) if in_steps else None,
-        groups=_group_figures([one for one in scored if len(one.scores) > 2 and len(set(one.comparison.ranks)) > 1]),
+        first_wrong_step=metrics.share(sum(right), len(right)) if right else None,
+        groups=_group_figures(scored),
         length=_length_figures(scored, pairs),
         calibration=CalibrationFigures(
             temperature=temperature,
@@ -399,20 +412,15 @@ def _leads(judged: Sequence[Judged]) -> Floats:
 
 
 def _figures_by(judged: Sequence[Judged], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
-    named: dict[str, list[Judged]] = {}
+    by_name: dict[str, list[Judged]] = {}
     for one in judged:
         if (name := name_of(one.scored.comparison)) is not None:
-            named.setdefault(name, []).append(one)
-    return {name: metrics.pair_figures(_leads(named[name])) for name in sorted(named)}
+            by_name.setdefault(name, []).append(one)
+    return {name: metrics.pair_figures(_leads(by_name[name])) for name in sorted(by_name)}
 
 
-def _finds_first_wrong(scored: Scored) -> bool:
-    """Whether the first state that scores no more than 0 is the first with the label wrong; or there is neither."""
-    rights = [score > 0 for score in scored.judged_K]
-    return [*rights, False].index(False) == [*scored.comparison.labels, False].index(False)
-
-
-def _group_figures(groups: Sequence[Scored]) -> GroupFigures | None:
+def _group_figures(scored: Sequence[Scored]) -> GroupFigures | None:
+    groups = [one for one in scored if len(one.scores) > 2 and len(set(one.comparison.ranks)) > 1]
     if not groups:
         return None
     correct = [np.array(one.comparison.ranks) == 0 for one in groups]
@@ -421,7 +429,7 @@ def _group_figures(groups: Sequence[Scored]) -> GroupFigures | None:
         num_groups=len(groups),
         best_of_n=float(np.mean(credits)),
         random_best_of_n=float(np.mean([best.mean() for best in correct])),
-        kendall_tau=_mean([metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups]),
+        kendall_tau=_mean_known(metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups),
     )
 
 
@@ -432,7 +440,7 @@ def _length_figures(scored: Sequence[Scored], pairs: Sequence[Judged]) -> Length
     longer = lengths_P2[:, 0] - lengths_P2[:, 1]
     return LengthFigures(
         spearman=metrics.spearman(np.concatenate(values), np.concatenate(lengths)),
-        spearman_within=_mean([metrics.spearman(*one) for one in zip(values, lengths, strict=True)]),
+        spearman_within=_mean_known(map(metrics.spearman, values, lengths)),
         chosen_shorter=metrics.share(int(np.sum(leads[longer < 0] > 0)), int(np.sum(longer < 0))),
         chosen_longer=metrics.share(int(np.sum(leads[longer > 0] > 0)), int(np.sum(longer > 0))),
     )
@@ -476,16 +484,7 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
     return tuple(found)
 
 
-def _judge_figures(counts: Mapping[str, int]) -> JudgeFigures:
-    kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
-    both = counts.get("in_both_orders", 0)
-    return JudgeFigures(
-        **{kind: counts.get(kind, 0) for kind in kinds},
-        position_consistency=metrics.share(counts.get("consistent", 0), both) if both else None,
-    )
-
-
-def _whole(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
+def _scored(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
     """None: one of the completions has no score."""
     known = tuple(score for score in scores if score is not None)
     return Scored(comparison=comparison, scores=known) if len(known) == len(comparison.completions) else None
@@ -503,10 +502,6 @@ def _scorables(comparison: Comparison) -> list[Scorable]:
     return texts
 
 
-def _messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
-    return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None

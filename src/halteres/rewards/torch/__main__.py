@@ -79,7 +79,7 @@ class RunFiles:
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """A row of metrics, under TRL's names; and the checkpoints written since the last one."""
-        from halteres.rewards.torch.training_process import checkpoints
+        from halteres.rewards.torch.model import checkpoints
 
         now, steps = time.monotonic(), max(1.0, metrics["step"] - self._last_step)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}

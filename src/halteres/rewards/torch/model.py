@@ -32,21 +32,22 @@ from halteres.rewards.model_folder import (
     Device,
     Probe,
     RewardFile,
+    read_model_folder,
     read_reward_file,
     write_reward_file,
 )
 from halteres.rewards.tokenization import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
-from halteres.rewards.torch.network import ADAPTER_CONFIG, ScoringNetwork, open_network, read_adapter_config
-from halteres.rewards.torch.training_process import checkpoints
+from halteres.rewards.torch.network import ScoringNetwork, open_network
 from halteres.rewards.training_plan import settled_weights
-from halteres.scores import Scorable, Score, best_first
+from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
 PROBE_TOLERANCE = 1e-4
 """A loaded model scores its probes as the saved one did, in fp32, to this share of the score or absolutely."""
 
 MAX_PROBES = 4
+TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
 
 UNSHARED = "Each text is a row of its own: this model takes no mask of shared prefixes."
 
@@ -83,20 +84,14 @@ class RewardModel:
             InvalidData: it is no reward model, or it does not score its probes as it did when it was saved.
         """
         place = Path(folder)
-        if not place.is_dir():
-            raise NotFound(
-                f"There is no reward model in {place}.",
-                "There is no such folder.",
-                "Name one that `halteres reward train` has written, or a server's address.",
-            )
-        file = read_reward_file(place)
-        if file is None and not (place / "config.json").is_file() and (found := checkpoints(place)):
+        has_model = any((place / name).is_file() for name in (REWARD_FILE, "config.json"))
+        if not has_model and (found := checkpoints(place)):
             raise NotFound(
                 f"The training in {place} has not finished.",
                 f"Its newest checkpoint is {found[-1]}.",
                 f"Go on with it (halteres reward train ... --resume), or name {found[-1]}.",
             )
-        base = Path(read_adapter_config(place)[0]) if (place / ADAPTER_CONFIG).is_file() else place
+        base, file = Path(read_model_folder(place).base or place), read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else base)
         notes: list[str] = []
         if file is None:
@@ -106,19 +101,12 @@ class RewardModel:
             if padding is None:  # else it was trained elsewhere with pad = EOS, and calibrated here
                 padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
         weights = file.objective_weights if file is not None else None
-        network = open_network(place, padding=padding, trained=True, device=device, objective_weights=weights)
+        network = open_network(place, padding=padding, device=device, objective_weights=weights)
         network.model.eval()
         if not network.shares_prefixes:
             notes.append(UNSHARED)
-        model = cls(
-            network,
-            tokenizer,
-            template,
-            folder=place,
-            file=file,
-            notes=notes,
-            max_tokens_per_forward=max_tokens_per_forward,
-        )
+        known: dict[str, Any] = {"folder": place, "file": file, "notes": notes}
+        model = cls(network, tokenizer, template, max_tokens_per_forward=max_tokens_per_forward, **known)
         model._check_probes()
         return model
 
@@ -132,8 +120,8 @@ class RewardModel:
         """SHA-256 of weights, template and calibration: models of one digest give equal scores in every unit."""
         calibration = self.calibration.model_dump_json() if self.calibration is not None else ""
         objectives = json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
-        read_as = f"{self.template.digest} {calibration}{objectives}"
-        return hashlib.sha256(f"{self._weights_digest} {read_as}".encode()).hexdigest()
+        parts = f"{self._weights_digest} {self.template.digest} {calibration}{objectives}"
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     @cached_property
     def _weights_digest(self) -> str:
@@ -159,16 +147,30 @@ class RewardModel:
         rendered = [self._rendered(text, number) for number, text in enumerate(texts)]
         tokens = {number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)}
         groups = _computed_together(texts, tokens)
-        rows = [
-            row
-            for group in groups
-            for row in self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
-        ]
+        rows: list[SharedRow] = []
+        for group in groups:
+            rows += self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
         values = dict(zip((number for group in groups for number in group), self._forward(rows), strict=True))
-        return [
-            self._score(values[number], one, number) if isinstance(one, Rendered) else one
-            for number, one in enumerate(rendered)
-        ]
+        found: list[Score | InvalidData] = []
+        for number, one in enumerate(rendered):
+            if isinstance(one, InvalidData):
+                found.append(one)
+                continue
+            value, *outputs = values[number]
+            if not math.isfinite(value):
+                why = f"The model gives it {value}."
+                found.append(InvalidData(f"Text {number} has no score.", why, index=number))
+                continue
+            score = Score(
+                value=value,
+                num_tokens=len(one.tokens),
+                truncated=one.num_lost > 0,
+                ended_with_eos=one.ended_with_eos,
+                converted=one.converted,
+                parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # without a name it is no part
+            )
+            found.append(score)
+        return found
 
     def score_states(self, chats: Sequence[Sequence[Message]]) -> list[tuple[Score, ...]]:
         """Of each chat the raw score after each of the assistant's turns; the differences are a reward for each turn.
@@ -196,13 +198,21 @@ class RewardModel:
         `probes`: texts to be stored with their scores; without, those that the model has. `beside`: further files.
         """
         target = folder if not folder.exists() else folder / SAVING
+        stored = self.file or RewardFile(template=self.template)
+        texts = probes if probes is not None else [_probed_text(probe) for probe in stored.probes]
+        own = {
+            "template": self.template,
+            "objective_weights": self.network.objective_weights,
+            "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
+            "versions": {name: version(name) for name in ("halteres", "torch", "transformers", "tokenizers")},
+        }
         with written(target) as place:
             try:
                 self.network.save(place)
             except SafetensorError as error:  # a full disk, for example
                 raise OSError(errno.EIO, str(error)) from error
             self._copy_tokenizer(place)
-            write_reward_file(place, self._reward_file(probes))
+            write_reward_file(place, stored.model_copy(update=own))
             for name, content in (beside or {}).items():
                 (place / name).write_bytes(content)
         if target != folder:
@@ -258,35 +268,8 @@ class RewardModel:
                     found[place] = [next(values) for _ in rows[place].ends_K]
         return [value for values in found for value in values]
 
-    def _score(self, values: Sequence[float], rendered: Rendered, number: int) -> Score | InvalidData:
-        value, *outputs = values
-        if not math.isfinite(value):
-            return InvalidData(f"Text {number} has no score.", f"The model gives it {value}.", index=number)
-        return Score(
-            value=value,
-            num_tokens=len(rendered.tokens),
-            truncated=rendered.num_lost > 0,
-            ended_with_eos=rendered.ended_with_eos,
-            converted=rendered.converted,
-            parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # one without a name is no part
-        )
-
-    def _reward_file(self, probes: Sequence[Scored] | None) -> RewardFile:
-        stored = self.file or RewardFile(template=self.template)
-        texts = probes if probes is not None else [_probed_text(probe) for probe in stored.probes]
-        libraries = ("halteres", "torch", "transformers", "tokenizers")
-        return stored.model_copy(
-            update={
-                "template": self.template,
-                "objective_weights": self.network.objective_weights,
-                "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
-                "versions": {name: version(name) for name in libraries},
-            }
-        )
-
     def _probe(self, text: Scored) -> Probe:
-        rendered = self.template.render(self.tokenizer, text)
-        network = self.network
+        network, rendered = self.network, self.template.render(self.tokenizer, text)
         training, bf16 = network.model.training, network.bf16
         network.model.eval()
         network.bf16 = False  # a folder is loaded to compute in fp32, however it was trained
@@ -299,12 +282,11 @@ class RewardModel:
     def _check_probes(self) -> None:
         for number, probe in enumerate(self.file.probes if self.file is not None else ()):
             now = self._probe(_probed_text(probe))
-            same_tokens = now.tokens == probe.tokens
-            if same_tokens and abs(now.score - probe.score) <= PROBE_TOLERANCE * max(1.0, abs(probe.score)):
+            difference = f"it scores {now.score:.6g}, and scored {probe.score:.6g}"
+            if now.tokens != probe.tokens:
+                difference = "its tokens differ"
+            elif abs(now.score - probe.score) <= PROBE_TOLERANCE * max(1.0, abs(probe.score)):
                 continue
-            difference = (
-                f"it scores {now.score:.6g}, and scored {probe.score:.6g}" if same_tokens else "its tokens differ"
-            )
             raise InvalidData(
                 f"The reward model in {self.folder} is not the one that was saved.",
                 f"Of its stored probe {number}, {difference}.",
@@ -323,6 +305,12 @@ class RewardModel:
                 content = json.loads((place / name).read_text())
                 content["pad_token"] = names.get(self.network.padding, content.get("pad_token"))
                 (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a training in its folder, the newest last."""
+    found = [one for one in folder.glob("checkpoint-*") if (one / TRAINER_STATE).is_file()]
+    return sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))
 
 
 def model_place(name: str | Path) -> Path:

@@ -9,15 +9,23 @@ The arguments are those of TRL's `RewardTrainer`, which its guide calls by name.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import math
+import os
+import pickle
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
@@ -25,22 +33,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
+from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
 from halteres.rewards.model_folder import RewardFile, read_reward_file
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for, texts_of
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
-from halteres.rewards.torch.model import MAX_PROBES, UNSHARED, RewardModel, model_place
-from halteres.rewards.torch.network import HEAD, ScoringNetwork, attach_lora, device_of, open_network
-from halteres.rewards.torch.training_process import (
-    TRAINER_STATE,
-    alone_in,
-    checkpoints,
-    progress,
-    read_trainer_state,
-    termination,
-)
+from halteres.rewards.torch.model import MAX_PROBES, TRAINER_STATE, UNSHARED, RewardModel, checkpoints, model_place
+from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
 from halteres.rewards.training_plan import (
     LoraSettings,
     RewardConfig,
@@ -110,8 +110,6 @@ class RewardTrainer:
         given = args or RewardConfig()
         if peft_config is not None:
             given = given.model_copy(update={"lora": _lora_settings(peft_config)})
-        if train_dataset is None:
-            raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
         self.on_step, self.should_stop = on_step, should_stop
         self._preferences = _preferences(train_dataset)
         held_out = _preferences(eval_dataset) if eval_dataset is not None else None
@@ -180,9 +178,7 @@ class RewardTrainer:
                     next="Go on with it (--resume), name another folder (--out), or remove them.",
                 )
             step = self._resumed(resume_from_checkpoint, optimiser)
-            with progress(self.total_steps, shown=not config.disable_tqdm) as show:
-                for note in self._notes():
-                    show(note, None)
+            with progress(self.total_steps, self._notes(), shown=not config.disable_tqdm) as show:
                 step, reason = self._steps(step, optimiser, terminated, show)
             model.eval()
             folder = place
@@ -205,7 +201,7 @@ class RewardTrainer:
         step: int,
         optimiser: torch.optim.Optimizer,
         terminated: threading.Event,
-        show: Callable[[str | None, int | None], None],
+        show: Callable[[int, Mapping[str, float] | None], None],
     ) -> tuple[int, StopReason]:
         """Train from this step on; where it ended, and why."""
         config, interval = self.args, Interval()
@@ -215,14 +211,24 @@ class RewardTrainer:
                 group["lr"] = rate
             gradient_norm = self._step(step, optimiser, interval)
             step += 1
-            line = None
+            metrics: dict[str, float] | None = None
             if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
-                metrics = self._report(step, interval, gradient_norm, rate)
+                metrics = {
+                    "step": step,
+                    "epoch": step / self._steps_per_epoch,
+                    "num_tokens": self.num_tokens,
+                    **interval.metrics(),
+                    "grad_norm": gradient_norm,
+                    "learning_rate": rate,
+                    "truncated_rows": self._truncation.rows_cut,
+                }
+                if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
+                    metrics |= self.evaluate()
+                self._history.append(metrics)
+                if self.on_step is not None:
+                    self.on_step(metrics)
                 interval = Interval()
-                names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
-                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
-                line = f"step {step}/{self.total_steps}: {figures}"
-            show(line, step)
+            show(step, metrics)
             if terminated.is_set():
                 return step, "terminated"
             if self.should_stop is not None and self.should_stop():
@@ -251,10 +257,6 @@ class RewardTrainer:
         self._last_evaluation = {f"eval_{name}": value for name, value in interval.metrics().items()}
         return self._last_evaluation
 
-    def save_model(self, folder: str | Path) -> None:
-        """Write the model as it is now."""
-        self._save(Path(folder))
-
     def _examples(self, preferences: Preferences) -> tuple[list[Example], TruncationReport]:
         model, config = self.model, self.args
         rendered = render_rows(preferences, model.template, model.tokenizer, config.tie_policy)
@@ -267,26 +269,10 @@ class RewardTrainer:
         return examples, rendered.report
 
     def _step(self, step: int, optimiser: torch.optim.Optimizer, interval: Interval) -> float:
-        """One optimiser step; the norm of its gradient before it is clipped."""
-        batch = self._batch(step)
-        self.num_tokens += sum(one.num_tokens for one in batch)
-        weight = sum(one.comparison.weight for one in batch)
-        summed = 0.0
-        for part in self._parts(batch):
-            loss = self._loss_of(part, interval) / weight
-            loss.backward()
-            summed += loss.item()
-        interval.losses.append(summed)
-        clip = self.args.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._parameters(), clip).item()
-        if not math.isfinite(summed) or not math.isfinite(norm):
-            raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        return norm
+        """One optimiser step; the norm of its gradient before it is clipped.
 
-    def _batch(self, step: int) -> list[Example]:
-        """The rows of a step: a function of its number, so that nothing about the order has to be saved."""
+        Its rows are a function of its number, so that nothing about the order has to be saved.
+        """
         config = self.args
         epoch, place = divmod(step, self._steps_per_epoch)
         if self._epoch[0] != epoch:
@@ -299,8 +285,22 @@ class RewardTrainer:
             )
             self._epoch = (epoch, batches)
         first = place * config.gradient_accumulation_steps
-        batches = self._epoch[1][first : first + config.gradient_accumulation_steps]
-        return [self._train[row] for batch in batches for row in batch]
+        rows = self._epoch[1][first : first + config.gradient_accumulation_steps]
+        batch = [self._train[row] for one in rows for row in one]
+        self.num_tokens += sum(one.num_tokens for one in batch)
+        weight = sum(one.comparison.weight for one in batch)
+        summed = 0.0
+        for part in self._parts(batch):
+            loss = self._loss_of(part, interval) / weight
+            loss.backward()
+            summed += loss.item()
+        interval.losses.append(summed)
+        norm = nn.utils.clip_grad_norm_(self._parameters(), config.max_grad_norm or math.inf).item()
+        if not math.isfinite(summed) or not math.isfinite(norm):
+            raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return norm
 
     def _parts(self, examples: Sequence[Example]) -> Iterator[list[Example]]:
         """Micro-batches; a comparison is always whole."""
@@ -317,23 +317,6 @@ class RewardTrainer:
         interval.add(examples, scores_T.detach().tolist(), network.num_computed_tokens - computed)
         threshold = F.softplus(self._threshold) if self._threshold is not None else None
         return comparison_loss(scores_T, comparisons, self.args, threshold)
-
-    def _report(self, step: int, interval: Interval, gradient_norm: float, rate: float) -> Mapping[str, float]:
-        metrics: dict[str, float] = {
-            "step": step,
-            "epoch": step / self._steps_per_epoch,
-            "num_tokens": self.num_tokens,
-            **interval.metrics(),
-            "grad_norm": gradient_norm,
-            "learning_rate": rate,
-            "truncated_rows": self._truncation.rows_cut,
-        }
-        if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
-            metrics |= self.evaluate()
-        self._history.append(metrics)
-        if self.on_step is not None:
-            self.on_step(metrics)
-        return metrics
 
     def _latest(self) -> dict[str, float]:
         return {**(self._history[-1] if self._history else {}), **self._last_evaluation}
@@ -365,8 +348,8 @@ class RewardTrainer:
             notes.append(UNSHARED)
         return notes
 
-    def _save(self, folder: Path, beside: Mapping[str, bytes] | None = None) -> None:
-        """Write the model, and what its folder says of the training."""
+    def save_model(self, folder: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
+        """Write the model as it is now, with what its folder says of the training, and files beside it."""
         rows = self._preferences
         self.model.file = RewardFile(
             template=self.model.template,
@@ -382,7 +365,7 @@ class RewardTrainer:
             tie_threshold=F.softplus(self._threshold).item() if self._threshold is not None else None,
         )
         probes = [text for one in rows.comparisons[:MAX_PROBES] for text in texts_of(one)]
-        self.model.save(folder, probes=probes, beside=beside)
+        self.model.save(Path(folder), probes=probes, beside=beside)
 
     def _save_checkpoint(self, step: int, optimiser: torch.optim.Optimizer) -> Path:
         place = Path(self.args.output_dir)
@@ -398,7 +381,7 @@ class RewardTrainer:
         }
         content = io.BytesIO()
         torch.save(state, content)
-        self._save(folder, {TRAINER_STATE: content.getvalue()})
+        self.save_model(folder, {TRAINER_STATE: content.getvalue()})
         if self.args.save_total_limit is not None:
             for old in checkpoints(place)[: -self.args.save_total_limit]:
                 shutil.rmtree(old)
@@ -421,7 +404,16 @@ class RewardTrainer:
                 )
             return 0
         folder = found[-1] if checkpoint is True else Path(str(checkpoint))
-        state = read_trainer_state(folder)
+        try:
+            state: dict[str, Any] = torch.load(folder / TRAINER_STATE, weights_only=True, map_location="cpu")
+        except FileNotFoundError as error:
+            raise NotFound(f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing.") from error
+        except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise InvalidData(
+                f"The checkpoint {folder} is damaged.",
+                f"{TRAINER_STATE} cannot be read ({type(error).__name__}).",
+                "Remove its folder: --resume then goes on from the one before, if there is one.",
+            ) from error
         differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
         if differing:
             raise InvalidData(
@@ -452,6 +444,91 @@ def schedule(config: RewardConfig, step: int, total: int) -> float:
     if config.lr_scheduler_type == "cosine":
         return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
     return max(0.0, 1 - done)
+
+
+@contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """The folder is this training's alone until the block ends, or its process. ServerError where it cannot be written;
+    Conflict where another process trains into it."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, "It is read-only")
+        lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        what = f"The folder {place} cannot be written."
+        raise ServerError(what, f"{error.strerror}.", "Name another folder (--out).") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        fix = "Wait for it, or name another folder (--out)."
+        raise Conflict(f"Another process trains into {place}.", next=fix) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            place.rmdir()  # nothing was written
+        os.close(lock)
+
+
+@contextmanager
+def progress(
+    total: int, notes: Sequence[str], *, shown: bool
+) -> Iterator[Callable[[int, Mapping[str, float] | None], None]]:
+    """Show notes, and give the function that shows a step and its metrics, if any: on a bar in a terminal, of which 80
+    columns are enough, on plain lines elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, quiet=not shown)
+    columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, expand=True, disable=not (shown and console.is_terminal))
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=bar.disable)
+    with bar:
+        task = bar.add_task("", total=total)
+
+        def show(step: int, metrics: Mapping[str, float] | None) -> None:
+            if metrics is not None and bar.disable:
+                names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
+                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
+                console.print(f"step {step}/{total}: {figures}", highlight=False, markup=False, soft_wrap=True)
+                return
+            line = None  # leaves the last one
+            if metrics is not None:
+                shares = {"accuracy": "accuracy", "eval_accuracy": "held out"}
+                figures = [f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics]
+                speed = f"{metrics['tokens_per_cpu_s']:,.0f} tokens/s"
+                line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, speed])
+            bar.update(task, completed=step, description=line)
+
+        yield show
+
+
+@contextmanager
+def termination() -> Iterator[threading.Event]:
+    """Set when the process is asked to end; a second Ctrl-C ends it at once. Only a main thread can listen; another's
+    process has its own ways."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield ended
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and ended.is_set():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
+        ended.set()
+
+    signals = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = [(one, signal.signal(one, end)) for one in signals]
+    try:
+        yield ended
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 def _optimiser(parameters: Sequence[nn.Parameter], config: RewardConfig) -> torch.optim.Optimizer:
@@ -505,26 +582,14 @@ def _network(
         return open_network(
             model_place(model),
             padding=padding,
-            trained=False,
             lora_settings=config.lora,
             seed=config.seed,
             trust_remote_code=config.trust_remote_code,
             arguments=config.model_init_kwargs,
             objective_weights=weights,
         )
-    if not isinstance(getattr(model, HEAD, None), nn.Linear):
-        raise InvalidConfig(
-            f"{type(model).__name__} has no head named '{HEAD}': it is no model that scores.",
-            next="Give its folder's name instead, or load it with AutoModelForSequenceClassification and num_labels=1.",
-        )
-    if model.config.num_labels != max(1, len(weights)):
-        why = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
-        raise InvalidConfig(
-            f"The model has {model.config.num_labels} outputs.", why, f"Load it with num_labels={len(weights) or 1}."
-        )
     if config.lora is not None:
         torch.manual_seed(config.seed)
-        attach_lora(model, config.lora)
     return ScoringNetwork(
         model.to(device_of()),
         padding=padding,
