@@ -12,10 +12,9 @@ from environments.stages import Digits, config
 from halteres.environments.config import APIServerConfig
 from halteres.environments.work import Drawn, settle_item
 from halteres.models import TINY
-from halteres.rewards.components import JudgeSpec
+from halteres.rewards.components import JudgeSpec, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
-from halteres.rewards.rubrics import read_rubric
 from halteres.rollouts.rng import Draw
 
 pytestmark = pytest.mark.runs

@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 from environments.stages import serving
 
-from halteres.rewards.components import JudgeSpec, RewardSpec
+from halteres.rewards.components import JudgeSpec, RewardSpec, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge, NoGrade
 from halteres.rewards.reward_list import RewardList
-from halteres.rewards.rubrics import read_rubric
 
 RUBRIC = read_rubric([{"name": "right", "text": "Is it right?", "choices": ["no", "nearly", "yes"]}])
 
@@ -230,7 +229,7 @@ async def test_a_judge_spends_no_more_than_it_may(limits: dict[str, int], graded
         grades = [await judge.grade(RUBRIC, sample(str(number))) for number in range(4)]
         assert [grade is not None for grade in grades] == [True] * graded + [False] * (4 - graded)
         assert judge.taken_counts()["over_budget"] >= 4 - graded
-        judge.budget.begin_step()
+        judge.begin_step()
         later = await judge.grade(RUBRIC, sample("9"))
     assert (later is not None) == any(name.endswith("step") for name in limits)
 

@@ -214,7 +214,7 @@ def eval_(
     """Measure how well a scorer orders held-out preferences: overall, by kind, by length, its calibration."""
     import asyncio
 
-    from halteres.rewards import report
+    from halteres.rewards import evaluation_report
     from halteres.rewards.evaluation import JUDGE_SUFFIXES, evaluate, evaluate_judge, read_judge
     from halteres.rewards.model_folder import read_reward_file
     from halteres.rewards.preferences import read_preferences, read_rewardbench
@@ -234,11 +234,11 @@ def eval_(
 
     found = asyncio.run(measured())
     if plot is not None:
-        report.draw(found, plot)
+        evaluation_report.draw(found, plot)
     if page is not None:
-        page.write_text(report.page(found), encoding="utf-8")
+        page.write_text(evaluation_report.page(found), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(report.as_json(found)))
+        typer.echo(json.dumps(evaluation_report.as_json(found)))
     else:
         _show_evaluation(found, rows.warnings)
     if min_accuracy is not None and found.overall.accuracy.value < min_accuracy:
@@ -251,12 +251,12 @@ def eval_(
 def _show_evaluation(found: Evaluation, warnings: Sequence[str]) -> None:
     from rich.console import Console
 
-    from halteres.rewards import report
+    from halteres.rewards import evaluation_report
 
     console = Console(highlight=False)
     console.print(f"{found.scorer} on {found.source}", markup=False)
-    console.print(report.as_table(found))
-    for name, value in report.facts(found):
+    console.print(evaluation_report.as_table(found))
+    for name, value in evaluation_report.facts(found):
         console.print(f"{name:24} {value}", markup=False, soft_wrap=True)
     for warning in (*warnings, *found.warnings):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
@@ -345,8 +345,8 @@ def check(
     from halteres.config.program import find_program
     from halteres.models import TINY
     from halteres.rewards.checking import check_answers, check_rubric, function_scores
+    from halteres.rewards.components import read_rubric
     from halteres.rewards.functions import RewardFunction
-    from halteres.rewards.rubrics import read_rubric
     from halteres.rewards.training_plan import parse_settings
 
     family, _, rest = what.partition(":")

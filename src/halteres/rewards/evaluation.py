@@ -14,15 +14,13 @@ from pydantic import ValidationError
 
 from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards import metrics
-from halteres.rewards.components import RewardSpec
+from halteres.rewards.components import RewardSpec, problems_of, read_data, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
 from halteres.rewards.metrics import LEAST_PAIRS, Benchmark, Bin, Floats, PairFigures, Share, fit_calibration
-from halteres.rewards.model_folder import Calibration, RewardFile, Side
+from halteres.rewards.model_folder import Calibration, RewardFile, Side, texts_of
 from halteres.rewards.preferences import Comparison, Preferences
-from halteres.rewards.rubrics import problems_of, read_data, read_rubric
 from halteres.rewards.scorer import Ensemble, Scorer
-from halteres.rewards.tokenization import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message
 

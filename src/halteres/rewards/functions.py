@@ -59,9 +59,8 @@ class RewardFunction:
         try:
             module = _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         except Exception as error:
-            raise InvalidConfig(
-                f"The reward function '{name}' cannot be loaded.", f"{type(error).__name__}: {error}."
-            ) from error
+            what = f"The reward function '{name}' cannot be loaded."
+            raise InvalidConfig(what, f"{type(error).__name__}: {error}.") from error
         function = vars(module).get(attribute)
         if not callable(function):
             raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
@@ -81,7 +80,15 @@ class RewardFunction:
             given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))
-        return self._checked(given, len(samples))
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(samples):
+            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
+            raise ScorerFailed(f"{self._name} gave {shown} for {len(samples)} completions.", "One value for each.")
+        for number, one in enumerate(given):
+            if isinstance(one, str):
+                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
+            if one is not None and not math.isfinite(one):
+                raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
+        return [None if one is None else float(one) for one in given]
 
     def _arguments(self, item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """What TRL gives a function, as far as it names it; all where it takes any."""
@@ -107,19 +114,6 @@ class RewardFunction:
                 "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
             )
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
-
-    def _checked(self, given: Any, length: int) -> list[float | None]:
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != length:
-            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
-            raise ScorerFailed(f"{self._name} gave {shown} for {length} completions.", "One value for each.")
-        values: list[float | None] = []
-        for number, one in enumerate(given):
-            if isinstance(one, str):
-                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
-            values.append(None if one is None else float(one))
-            if one is not None and not math.isfinite(one):
-                raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
-        return values
 
 
 def columns_of(item: Any) -> dict[str, Any]:

@@ -170,16 +170,15 @@ def spearman(x: Floats, y: Floats) -> float | None:
     >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 9.0, 4.0]))
     0.5
     """
-    rank_x, rank_y = _mean_ranks(x), _mean_ranks(y)
-    rank_x, rank_y = rank_x - rank_x.mean(), rank_y - rank_y.mean()
+
+    def centred_ranks(values: Floats) -> Floats:
+        _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts).astype(np.float64) - (counts - 1) / 2)[place]
+        return ranks - ranks.mean()
+
+    rank_x, rank_y = centred_ranks(x), centred_ranks(y)
     both = math.sqrt(float(rank_x @ rank_x) * float(rank_y @ rank_y))
     return float(rank_x @ rank_y) / both if both else None
-
-
-def _mean_ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts).astype(np.float64)
-    return (last - (counts - 1) / 2)[place]
 
 
 def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | None:
@@ -196,7 +195,12 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
     for subset in sorted({str(one.kind) for one, _ in scored}):
         rows = [(one, scores) for one, scores in scored if one.kind == subset]
         if subset == TIES and all(one.id.startswith(("ref:", "tied:")) for one, _ in rows):
-            ties = tie_subset(_tie_scores(rows, "ref:"), _tie_scores(rows, "tied:"))
+            questions: dict[str, dict[str, TieScores]] = {"ref": {}, "tied": {}}
+            for one, scores in rows:
+                form, _, name = one.id.partition(":")
+                correct = np.array(one.ranks) == 0
+                questions[form][name] = TieScores(correct=scores[correct].tolist(), wrong=scores[~correct].tolist())
+            ties = tie_subset(questions["ref"], questions["tied"])
             by_subset[subset] = ties.score
         else:
             by_subset[subset] = _mean([best_of_n_credit(scores, np.array(one.ranks) == 0) for one, scores in rows])
@@ -230,17 +234,6 @@ def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> T
     )
 
 
-def _tie_scores(rows: Sequence[tuple[Comparison, Floats]], prefix: str) -> dict[str, TieScores]:
-    return {
-        one.id.removeprefix(prefix): TieScores(
-            correct=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank == 0],
-            wrong=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank > 0],
-        )
-        for one, scores in rows
-        if one.id.startswith(prefix)
-    }
-
-
 def probabilities(leads: Floats, temperature: float = 1.0) -> Floats:
     """That the chosen side is preferred: s(lead / temperature)."""
     return 0.5 * (1 + np.tanh(leads / (2 * temperature)))  # the sigmoid, without overflow
@@ -251,19 +244,18 @@ def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_B
     confidence_P = probabilities(np.abs(leads_P), temperature)
     right_P = np.where(leads_P == 0, 0.5, leads_P > 0)
     place_P = np.minimum((2 * num_bins * (confidence_P - 0.5)).astype(int), num_bins - 1)
-    bins: list[Bin] = []
-    for number in range(num_bins):
+
+    def bin_of(number: int) -> Bin:
         inside = place_P == number
-        bins.append(
-            Bin(
-                low=0.5 + number / (2 * num_bins),
-                high=0.5 + (number + 1) / (2 * num_bins),
-                count=int(inside.sum()),
-                confidence=float(confidence_P[inside].mean()) if inside.any() else math.nan,
-                accuracy=float(right_P[inside].mean()) if inside.any() else math.nan,
-            )
+        return Bin(
+            low=0.5 + number / (2 * num_bins),
+            high=0.5 + (number + 1) / (2 * num_bins),
+            count=int(inside.sum()),
+            confidence=float(confidence_P[inside].mean()) if inside.any() else math.nan,
+            accuracy=float(right_P[inside].mean()) if inside.any() else math.nan,
         )
-    return tuple(bins)
+
+    return tuple(map(bin_of, range(num_bins)))
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
@@ -306,13 +298,20 @@ def fit_calibration(
     both = np.concatenate([chosen_P, rejected_P])
     scale = float(both.std())
     if scale == 0.0:
-        raise InvalidData(
-            "The model cannot be calibrated on these pairs.",
-            f"All {len(both)} scores are equal.",
-            "Name held-out pairs that the model tells apart.",
-        )
+        why = f"All {len(both)} scores are equal."
+        raise InvalidData("The model cannot be calibrated on these pairs.", why, "Name pairs that it tells apart.")
     leads = chosen_P - rejected_P if leads_P is None else leads_P
-    temperature = _temperature(leads)
+    # Of the least negative log-likelihood of s(lead / temperature). In 1/temperature the likelihood is concave, so its
+    # slope changes its sign once: bisection finds the place.
+    size = float(np.abs(leads).mean()) or 1.0
+    low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(np.mean(leads * probabilities(-leads * math.exp(middle)))) > 0:
+            low = middle
+        else:
+            high = middle
+    temperature = math.exp(-low)
     before, after = (calibration_error(reliability(leads, each)) for each in (1.0, temperature))
     warnings: list[str] = []
     if len(leads) < FEW_PAIRS:
@@ -334,22 +333,6 @@ def fit_calibration(
         quantiles={str(q): float(np.quantile(both, q)) for q in QUANTILES},
         warnings=tuple(warnings),
     )
-
-
-def _temperature(leads_P: Floats) -> float:
-    """The temperature of the least negative log-likelihood of s(lead / temperature).
-
-    In 1/temperature the likelihood is concave, so its slope changes its sign once: bisection finds the place.
-    """
-    size = float(np.abs(leads_P).mean()) or 1.0
-    low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(np.mean(leads_P * probabilities(-leads_P * math.exp(middle)))) > 0:
-            low = middle
-        else:
-            high = middle
-    return math.exp(-low)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
-from halteres.rewards.model_folder import RESULT, read_reward_file
+from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
     MOST_ROWS,
     Comparison,
@@ -33,7 +33,6 @@ from halteres.rewards.preferences import (
     overlap,
     read_preferences,
 )
-from halteres.rewards.tokenization import Rendered, ScoringTemplate, Truncation, template_for
 from halteres.text import Tokenizer
 
 TiePolicy = Literal["soft", "rao_kupper", "drop"]
@@ -142,7 +141,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, settings: Any) -> Any:
+    def _with_known_names(cls, settings: Any) -> Any:
         if not isinstance(settings, Mapping):
             return settings
         given = {name: value for name, value in settings.items() if name not in _IGNORED}
@@ -162,8 +161,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         """With nothing left open: the preset fills in what was not given. InvalidConfig where it is off."""
         preset = preset_for(num_parameters)
         rate = LORA_LEARNING_RATE if self.lora is not None and preset is not TINY_PRESET else preset.learning_rate
-        filled = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
-        missing = {name: value for name, value in filled.items() if getattr(self, name) is None}
+        own = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
+        missing = {name: value for name, value in own.items() if getattr(self, name) is None}
         if missing and self.preset == "off":
             raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
         return self.model_copy(update=missing)
@@ -182,9 +181,10 @@ class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
 
     def preferences(self) -> tuple[Preferences, Preferences | None, tuple[str, ...]]:
         """The rows to train on, the held-out ones, and what is odd about them. Raises as `read_preferences`."""
-        train = read_preferences(self.data, on_identical=self.on_identical, margin_from=self.margin_from)
+        how: dict[str, Any] = {"on_identical": self.on_identical, "margin_from": self.margin_from}
+        train = read_preferences(self.data, **how)
         if self.eval_data is not None:
-            held_out = read_preferences(self.eval_data, on_identical=self.on_identical, margin_from=self.margin_from)
+            held_out = read_preferences(self.eval_data, **how)
         elif self.hold_out is not None:
             train, held_out = hold_out(train, self.hold_out)
         else:
@@ -225,7 +225,16 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
     that go before the file's. InvalidConfig where a field is unknown or of the wrong type, or the file is none."""
-    fields = {**(_read_yaml(file) if file is not None else {}), **given}
+    content: Any = {}
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else {}
+    except OSError as error:
+        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"Config file {file} is not YAML.", " ".join(str(error).split())) from error
+    if not isinstance(content, Mapping):
+        raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
+    fields: dict[str, Any] = {**{str(name): value for name, value in content.items()}, **given}
     own = {name: fields.pop(name) for name in TrainingPlan.model_fields if name in fields and name != "settings"}
     for name in ("model", "data"):
         if name not in own:
@@ -289,41 +298,22 @@ def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]
             raise unknown(InvalidConfig, "objective", name, objectives)
     missing = [name for name in objectives if name not in given]
     if missing:
-        raise InvalidConfig(
-            f"objective_weights has none for '{missing[0]}'.", next="Give it a weight; 0 leaves it out of the score."
-        )
+        fix = "Give it a weight; 0 leaves it out of the score."
+        raise InvalidConfig(f"objective_weights has none for '{missing[0]}'.", next=fix)
     if not any(given.values()):
-        raise InvalidConfig(
-            "Every weight of objective_weights is 0.",
-            "Every text would have the score 0.",
-            "Give one of them a weight.",
-        )
+        why = "Every text would have the score 0."
+        raise InvalidConfig("Every weight of objective_weights is 0.", why, "Give one of them a weight.")
     return {name: given[name] for name in objectives}
 
 
-def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
-    """Refuse a setting that could have no effect on these rows, with InvalidConfig."""
+def check_held_out(settings: RewardConfig, held_out: Preferences | None) -> None:
+    """InvalidConfig where there is to be an evaluation, and nothing to evaluate on."""
     if settings.eval_strategy != "no" and held_out is None:
         raise InvalidConfig(
             f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on.",
             "No held-out rows are given.",
             "Give eval_data (or hold_out), or leave eval_strategy out.",
             field="eval_strategy",
-        )
-    has_ties = any(not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons)
-    if settings.tie_policy == "rao_kupper" and not has_ties:
-        raise InvalidConfig(
-            "tie_policy 'rao_kupper' learns from ties when a lead is one.",
-            f"{train.source} holds no tie.",
-            "Leave tie_policy out.",
-            field="tie_policy",
-        )
-    if settings.center_rewards_coefficient and all(one.labels for one in train.comparisons):
-        raise InvalidConfig(
-            "center_rewards_coefficient is for ranked completions.",
-            f"{train.source} holds steps with labels.",
-            "Leave it out.",
-            field="center_rewards_coefficient",
         )
 
 
@@ -368,13 +358,14 @@ def render_rows(
     Raises:
         InvalidData: a row cannot be rendered or is too long where that is an error; no row teaches, or is left.
     """
-    source, weighing = preferences.source, [one for one in preferences.comparisons if one.weight > 0]
+    source, all_rows = preferences.source, preferences.comparisons
+    weighing = [one for one in all_rows if one.weight > 0]
     taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
     if not taught:
         raise InvalidData(
             f"No row of {source} teaches anything.",
-            f"{len(preferences.comparisons) - len(weighing)} have the weight 0, {len(weighing)} are ties, which "
-            "tie_policy 'drop' leaves out.",
+            f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, which tie_policy 'drop' "
+            "leaves out.",
             "Give rows a weight above 0, or take another tie_policy.",
         )
     whole = [(one, template.render_comparison(tokenizer, one)) for one in taught]
@@ -387,21 +378,21 @@ def render_rows(
             f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}",
             "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
         )
-    kept = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
-    if not kept:
+    rows = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+    if not rows:
         raise InvalidData(
             f"No row of {source} is left to train on.",
             f"max_length is {template.max_length}. {_quantiles(lengths)}",
             "Set a larger max_length, or truncation to 'keep_end'.",
         )
     report = TruncationReport(
-        rows_cut=len(too_long) - (len(whole) - len(kept)),
-        rows_dropped=len(whole) - len(kept),
-        ties_dropped=len(preferences.comparisons) - len(taught),
-        tokens_lost=sum(text.num_lost for _, texts in kept for text in texts),
+        rows_cut=len(too_long) - (len(whole) - len(rows)),
+        rows_dropped=len(whole) - len(rows),
+        ties_dropped=len(all_rows) - len(taught),
+        tokens_lost=sum(text.num_lost for _, texts in rows for text in texts),
         first_rows=tuple(too_long[:MOST_ROWS]),
     )
-    return RenderedRows(tuple(kept), tuple(lengths), report)
+    return RenderedRows(tuple(rows), tuple(lengths), report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,11 +423,10 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
     objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
-    check_inputs(settings, train, held_out)
+    check_held_out(settings, held_out)
     tokenizer = Tokenizer(folder)
-    template = template_for(
-        tokenizer, eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
-    )
+    how = {"max_length": settings.max_length, "truncation": settings.truncation}
+    template = template_for(tokenizer, eos_token=settings.eos_token, **how)
     rendered = render_rows(train, template, tokenizer, settings.tie_policy)
     if held_out is not None:
         render_rows(held_out, template, tokenizer, settings.tie_policy)
@@ -468,11 +458,11 @@ def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -
     texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (settings.per_device_train_batch_size or 1)
     tokens = max(longest, min(settings.max_tokens_per_forward, longest * texts_per_batch))
     layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest  # numbers of one token
-    kept = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
+    activations = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
     weights = shape.parameters * (FROZEN_BYTES if settings.lora is not None else ADAM_BYTES)
     if settings.lora is not None:
         weights += ADAM_BYTES * shape.layers * settings.lora.r * (6 * shape.width + 3 * shape.feed + shape.qkv)
-    return weights + kept + PROCESS_BYTES
+    return weights + activations + PROCESS_BYTES
 
 
 def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
@@ -490,15 +480,3 @@ def _first_error(noun: str, error: ValidationError) -> InvalidConfig:
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     return InvalidConfig(f"{noun}'{name}' is {first['input']!r}.", f"{first['msg']}.", field=name)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"Config file {file} is not YAML.", " ".join(str(error).split())) from error
-    if not isinstance(found, Mapping):
-        raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
-    return {str(name): value for name, value in found.items()}

@@ -31,12 +31,15 @@ from halteres.rewards.model_folder import (
     Calibration,
     Device,
     Probe,
+    Rendered,
     RewardFile,
+    ScoringTemplate,
+    padding_token,
     read_model_folder,
     read_reward_file,
+    template_for,
     write_reward_file,
 )
-from halteres.rewards.tokenization import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
 from halteres.rewards.torch.network import ScoringNetwork, open_network
 from halteres.rewards.training_plan import settled_weights

@@ -34,9 +34,15 @@ from torch import Tensor, nn
 
 from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
-from halteres.rewards.model_folder import RewardFile, read_reward_file
+from halteres.rewards.model_folder import (
+    RewardFile,
+    ScoringTemplate,
+    padding_token,
+    read_reward_file,
+    template_for,
+    texts_of,
+)
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for, texts_of
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
 from halteres.rewards.torch.model import MAX_PROBES, TRAINER_STATE, UNSHARED, RewardModel, checkpoints, model_place
@@ -45,7 +51,7 @@ from halteres.rewards.training_plan import (
     LoraSettings,
     RewardConfig,
     TruncationReport,
-    check_inputs,
+    check_held_out,
     objective_weights,
     render_rows,
 )
@@ -122,7 +128,7 @@ class RewardTrainer:
             truncation=given.truncation,
         )
         weights = objective_weights(given, _own_weights(model), self._preferences, held_out)
-        check_inputs(given, self._preferences, held_out)
+        check_held_out(given, held_out)
         network = _network(model, tokenizer, template, given, weights)
         network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
         self.args = given.settled(network.num_parameters)
