@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.models.shape import read_shape, weight_files
+from halteres.rewards.components import problems_of
 from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
 from halteres.text import Message, Tokenizer
@@ -78,61 +79,60 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             text = Scorable(completion=cast("str | Sequence[Message]", text))
         strings = isinstance(text.completion, str)
         if text.prompt is not None and isinstance(text.prompt, str) != strings:
-            raise InvalidData(
-                "The prompt and the completion are of two forms.", "One is a string, the other a list of messages."
-            )
-        converted = self.form != "as_given" and strings != (self.form == "standard")
+            why = "One is a string, the other a list of messages."
+            raise InvalidData("The prompt and the completion are of two forms.", why)
+        parts = ((text.prompt, "user"), (text.completion, "assistant"))
         if self.form == "standard" or (self.form == "as_given" and strings):
-            rendered = self._standard(tokenizer, _as_string(text))
+            whole = "".join(part if isinstance(part, str) else _contents(part or ()) for part, _ in parts)
+            ended = whole.removesuffix(self.eos_token) + self.eos_token
+            tokens = tuple(tokenizer.encode(ended, add_special_tokens=True))
+            first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])  # a begin token, where there is one
+            num_first = len(first) if tokens[:1] == first else 0
+            rendered = self._cut(tokens, num_first, tuple(tokenizer.encode(self.eos_token)))
         else:
             arguments = {"tools": list(text.tools) or None, **self.template_arguments, **text.template_arguments}
-            rendered = self._chat(tokenizer, _as_messages(text), arguments)
-        return replace(rendered, converted=converted)
+            chat: list[Message] = []
+            for part, role in parts:
+                chat += [{"role": role, "content": part}] if isinstance(part, str) else part or ()
+            rendered = self._chat(tokenizer, chat, arguments)
+        return replace(rendered, converted=self.form != "as_given" and strings != (self.form == "standard"))
 
     def render_comparison(self, tokenizer: Tokenizer, comparison: Comparison) -> tuple[Rendered, ...]:
         """Every completion of a row behind its prompt."""
         return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
 
-    def _standard(self, tokenizer: Tokenizer, text: str) -> Rendered:
-        ended = text if text.endswith(self.eos_token) else text + self.eos_token
-        tokens = tuple(tokenizer.encode(ended, add_special_tokens=True))
-        first = tokenizer.encode("", add_special_tokens=True)[:1]  # a begin token, where the tokenizer puts one
-        num_first = len(first) if tokens[:1] == tuple(first) else 0
-        return self._cut(tokens, num_first, tuple(tokenizer.encode(self.eos_token)))
-
     def _chat(self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Rendered:
         text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
         tokens = tuple(tokenizer.encode(text))
-        ending = tuple(tokenizer.encode(_after_last(text, messages)))
+        last = messages[-1].get("content")
+        _, found, after = text.rpartition(last.strip()) if isinstance(last, str) and last.strip() else ("", "", "")
+        ending = tuple(tokenizer.encode(after if found else ""))  # what the chat template ends an answer with
         if self.truncation != "keep_end" or self.max_length is None or len(tokens) <= self.max_length:
             return self._cut(tokens, 0, ending)
         num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), 0)
-        kept = tokens
+        rest = tokens
         for oldest in range(num_system + 1, len(messages)):
             try:
-                rest = [*messages[:num_system], *messages[oldest:]]
-                kept = tuple(tokenizer.apply_chat_template(rest, add_generation_prompt=False, **arguments))
+                newer = [*messages[:num_system], *messages[oldest:]]
+                rest = tuple(tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments))
             except InvalidData:  # a template may insist on a user's message first
                 continue
-            if len(kept) <= self.max_length:
+            if len(rest) <= self.max_length:
                 break
-        cut = self._cut(kept, 0, ending)
-        return replace(cut, num_lost=len(tokens) - min(len(kept), self.max_length))
+        return replace(self._cut(rest, 0, ending), num_lost=len(tokens) - min(len(rest), self.max_length))
 
     def _cut(self, tokens: tuple[int, ...], num_first: int, ending: tuple[int, ...]) -> Rendered:
         """Not longer than allowed; the first tokens and the ending stay."""
         longest = self.max_length if self.max_length is not None else len(tokens)
         lost = max(0, len(tokens) - longest)
-        kept = tokens
         if lost and self.truncation == "keep_end":
-            kept = tokens[:num_first] + tokens[num_first + lost :]
+            tokens = tokens[:num_first] + tokens[num_first + lost :]
         elif lost and self.truncation == "keep_start":
-            kept = tokens[: longest - len(ending)] + ending if len(ending) < longest else tokens[:longest]
-        read = kept
-        while self.unread_token is not None and len(read) > 1 and read[-1] == self.unread_token:
-            read = read[:-1]
-        ended = not ending or kept[len(kept) - len(ending) :] == ending
-        return Rendered(tokens=read, num_lost=lost, ended_with_eos=ended)
+            tokens = tokens[: longest - len(ending)] + ending if len(ending) < longest else tokens[:longest]
+        ended = not ending or tokens[len(tokens) - len(ending) :] == ending
+        while self.unread_token is not None and len(tokens) > 1 and tokens[-1] == self.unread_token:
+            tokens = tokens[:-1]
+        return Rendered(tokens=tokens, num_lost=lost, ended_with_eos=ended)
 
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
@@ -230,10 +230,7 @@ def read_reward_file(folder: Path) -> RewardFile | None:
     try:
         content = RewardFile.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidData(
-            f"{file} cannot be read.", f"{'.'.join(map(str, first['loc']))}: {first['msg']}.", "Save the model again."
-        ) from error
+        raise InvalidData(f"{file} cannot be read.", problems_of(error), "Save the model again.") from error
     if content.calibration is not None:
         content.calibration.check_template(content.template.digest)
     return content
@@ -261,18 +258,16 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
         if config.get("task_type") != "SEQ_CLS":
             raise _no_model(path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS.")
         base = str(config.get("base_model_name_or_path") or "")
-        there = Path(base).expanduser()
-        num_bytes = _num_bytes(path) + (_num_bytes(there) if there.is_dir() else 0)
+        num_bytes = _num_bytes(path) + (_num_bytes(Path(base)) if base and Path(base).is_dir() else 0)
         return ModelFolder(path=path, num_bytes=num_bytes, base=base or None, facts=facts)
     config = _json_object(path / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
-        why = f"Its config.json names {', '.join(kinds) or 'no architecture'}, not one that classifies."
-        raise _no_model(path, why)
+        names = ", ".join(kinds) or "no architecture"
+        raise _no_model(path, f"Its config.json names {names}, not one that classifies.")
     num_outputs, objectives = num_outputs_of(config), facts.get("objective_weights") or {}
     if num_outputs != max(1, len(objectives)):
-        why = f"It has {num_outputs} outputs; a reward model has one, or one for each of its objectives."
-        raise _no_model(path, why)
+        raise _no_model(path, f"It has {num_outputs} outputs; a reward model has one, or one for each objective.")
     return ModelFolder(path=path, num_bytes=_num_bytes(path), facts=facts)
 
 
@@ -331,28 +326,8 @@ def _is_tokens(text: Any) -> bool:
     return not isinstance(text, str) and len(text) > 0 and isinstance(text[0], int)
 
 
-def _as_string(text: Scorable) -> str:
-    parts = [part for part in (text.prompt, text.completion) if part is not None]
-    return "".join(
-        part if isinstance(part, str) else "".join(str(one.get("content") or "") for one in part) for part in parts
-    )
-
-
-def _as_messages(text: Scorable) -> list[Message]:
-    parts = ((text.prompt, "user"), (text.completion, "assistant"))
-    return [
-        message
-        for part, role in parts
-        for message in ([{"role": role, "content": part}] if isinstance(part, str) else part or ())
-    ]
-
-
-def _after_last(rendered: str, messages: Sequence[Message]) -> str:
-    """What the chat template puts behind the last message's content."""
-    content = messages[-1].get("content")
-    if not isinstance(content, str) or not content.strip() or content.strip() not in rendered:
-        return ""
-    return rendered[rendered.rfind(content.strip()) + len(content.strip()) :]
+def _contents(messages: Sequence[Message]) -> str:
+    return "".join(str(one.get("content") or "") for one in messages)
 
 
 def names_of(folders: Sequence[Path]) -> dict[str, Path]:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol
 
 from halteres.clients.rewards import RewardClient
-from halteres.errors import InvalidConfig, unknown
+from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output, Scorable, Score, is_address
 
 if TYPE_CHECKING:
@@ -97,42 +97,41 @@ class Ensemble:
                 "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw).",
             )
         self.units = next(iter(units.values()), None)
-        return [self._combined(scores) for scores in zip(*by_member, strict=True)]
+        combined: list[Score | None] = []
+        for scores in zip(*by_member, strict=True):
+            known = [score for score in scores if score is not None]
+            if len(known) < len(scores):
+                combined.append(None)
+                continue
+            values = [score.value for score in known]
+            spread = pstdev(values)
+            value = min(values) if self._combination == "min" else fmean(values)
+            out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
+            shared = [name for name in known[0].parts if all(name in score.parts for score in known)]
+            score = Score(
+                value=value - self._k * spread if self._combination == "mean_minus_std" else value,
+                num_tokens=max(score.num_tokens for score in known),
+                truncated=any(score.truncated for score in known),
+                ended_with_eos=all(score.ended_with_eos for score in known),
+                out_of_range=any(out_of_range) if out_of_range else None,
+                disagreement=spread,
+                parts={name: fmean(score.parts[name] for score in known) for name in shared},
+            )
+            combined.append(score)
+        return combined
 
     async def close(self) -> None:
         """Close the members."""
         for member in self._members:
             await member.close()
 
-    def _combined(self, scores: Sequence[Score | None]) -> Score | None:
-        known = [score for score in scores if score is not None]
-        if len(known) < len(scores):
-            return None
-        values = [score.value for score in known]
-        spread = pstdev(values)
-        value = min(values) if self._combination == "min" else fmean(values)
-        out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
-        shared = [name for name in known[0].parts if all(name in score.parts for score in known)]
-        return Score(
-            value=value - self._k * spread if self._combination == "mean_minus_std" else value,
-            num_tokens=max(score.num_tokens for score in known),
-            truncated=any(score.truncated for score in known),
-            ended_with_eos=all(score.ended_with_eos for score in known),
-            out_of_range=any(out_of_range) if out_of_range else None,
-            disagreement=spread,
-            parts={name: fmean(score.parts[name] for score in known) for name in shared},
-        )
-
 
 def output_of(model: RewardModel, output: Output) -> Output:
     """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
     InvalidConfig where a probability is asked of such a model."""
     if model.calibration is None and output == "probability":
-        raise InvalidConfig(
-            f"The reward model {model.folder} gives no probabilities.",
-            "It has no calibration.",
-            "halteres reward calibrate makes one from held-out pairs.",
-        )
+        fix = "halteres reward calibrate makes one from held-out pairs."
+        raise InvalidConfig(f"The reward model {model.folder} gives no probabilities.", "It has no calibration.", fix)
     return output if model.calibration else "raw"
 
 
@@ -175,10 +174,8 @@ def open_scorer(
     `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server.
 
     Raises:
-        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server; no such units.
+        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server.
     """
-    if output not in get_args(Output):
-        raise unknown(InvalidConfig, "output", output, get_args(Output))
     places = places_of(where)
     if len(places) > 1:
         members = [

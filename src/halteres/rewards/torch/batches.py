@@ -120,10 +120,8 @@ def epoch_batches(
     batches: list[list[int]] = []
     for start in range(0, len(order), WINDOW * batch_size):
         window = order[start : start + WINDOW * batch_size]
-        by_falling_length = window[np.argsort([-lengths[row] for row in window], kind="stable")]
-        batches += [
-            by_falling_length[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)
-        ]
+        falling = window[np.argsort([-lengths[row] for row in window], kind="stable")]
+        batches += [falling[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)]
     return [batches[place] for place in random.permutation(len(batches))]
 
 
@@ -144,16 +142,15 @@ def batch_of(rows: Sequence[SharedRow], padding: int, device: torch.device, mult
     return SharedBatch(
         tokens_BL=torch.from_numpy(tokens_BL).to(device),
         positions_BL=torch.from_numpy(positions_BL).to(device) if branching else None,
-        mask_B1LL=_mask(torch.from_numpy(branches_BL).to(device)) if branching else None,
+        mask_B1LL=branch_mask(torch.from_numpy(branches_BL).to(device)) if branching else None,
         rows_T=rows_T,
         ends_T=ends_T,
     )
 
 
-def _mask(branches_BL: Tensor) -> Tensor:
-    """0 where a token sees another, else the lowest number of its type."""
+def branch_mask(branches_BL: Tensor) -> Tensor:
+    """Added to attention scores, shape (B, 1, L, L): 0 where a token sees another, else the lowest number."""
     keys_B1L, queries_BL1 = branches_BL.unsqueeze(1), branches_BL.unsqueeze(2)
-    seen_BLL = (keys_B1L == 0) | (keys_B1L == queries_BL1) | (queries_BL1 == PADDING)
-    seen_BLL = seen_BLL.tril()
+    seen_BLL = ((keys_B1L == 0) | (keys_B1L == queries_BL1) | (queries_BL1 == PADDING)).tril()
     mask_BLL = torch.zeros(seen_BLL.shape, device=branches_BL.device)
     return mask_BLL.masked_fill_(~seen_BLL, torch.finfo(torch.float32).min).unsqueeze(1)

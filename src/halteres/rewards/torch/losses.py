@@ -13,6 +13,7 @@ Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -88,17 +89,13 @@ def comparison_loss(
         if is_listed:
             total = total + one.weight * plackett_luce(scores_K, one.ranks)
     if any(one.labels for one in comparisons):
-        total = total + _state_losses(scores_T, comparisons, settings.label_smoothing)
+        # Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing.
+        label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
+        shares = [one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks]
+        target_T = label_T * (1 - 2 * settings.label_smoothing) + settings.label_smoothing
+        losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
+        total = total + (torch.tensor(shares).to(scores_T) * losses_T).sum()
     return total
-
-
-def _state_losses(scores_T: Tensor, comparisons: Sequence[Comparison], smoothing: float) -> Tensor:
-    """Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing."""
-    label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
-    share_T = torch.tensor([one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks])
-    target_T = label_T * (1 - 2 * smoothing) + smoothing
-    losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
-    return (share_T.to(scores_T) * losses_T).sum()
 
 
 def _pair_losses(
@@ -109,9 +106,7 @@ def _pair_losses(
     settings: RewardConfig,
     threshold: Tensor | None,
 ) -> Tensor:
-    counts = [0] * len(comparisons)
-    for pair in pairs:
-        counts[pair.comparison] += 1
+    counts = Counter(pair.comparison for pair in pairs)
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=scores_T.device)
@@ -127,19 +122,16 @@ def _pair_losses(
     if smoothing:
         loss_P = loss_P - smoothing * F.logsigmoid(-z_P)
     if any(pair.tied for pair in pairs):
-        loss_P = torch.where(column([pair.tied for pair in pairs]), _tie_losses(lead_P, threshold), loss_P)
+        if threshold is None:  # target 1/2
+            tied_P = -(F.logsigmoid(lead_P) + F.logsigmoid(-lead_P)) / 2
+        else:  # -log of 1 - s(d - t) - s(-d - t), without cancelling
+            likely = F.logsigmoid(threshold - lead_P) + F.logsigmoid(threshold + lead_P)
+            tied_P = -likely - torch.log(-torch.expm1(-2 * threshold))
+        loss_P = torch.where(column([pair.tied for pair in pairs]), tied_P, loss_P)
     total = (share_P * in_pairs_P * loss_P).sum()
     if settings.center_rewards_coefficient:
         total = total + settings.center_rewards_coefficient * (share_P * (better_P + worse_P) ** 2).sum()
     return total
-
-
-def _tie_losses(lead_P: Tensor, threshold: Tensor | None) -> Tensor:
-    """Without a threshold, target 1/2. With one, -log of 1 - s(d - t) - s(-d - t), without cancelling."""
-    if threshold is None:
-        return -(F.logsigmoid(lead_P) + F.logsigmoid(-lead_P)) / 2
-    likely = F.logsigmoid(threshold - lead_P) + F.logsigmoid(threshold + lead_P)
-    return -likely - torch.log(-torch.expm1(-2 * threshold))
 
 
 def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:

@@ -488,8 +488,9 @@ def progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, quiet=not shown)
-    columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, expand=True, disable=not (shown and console.is_terminal))
+    width = max(5, min(40, console.width - 75))  # what the other columns leave of 80, at their widest
+    columns = (BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not (shown and console.is_terminal))
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=bar.disable)
     with bar:
@@ -505,8 +506,9 @@ def progress(
             if metrics is not None:
                 shares = {"accuracy": "accuracy", "eval_accuracy": "held out"}
                 figures = [f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics]
-                speed = f"{metrics['tokens_per_cpu_s']:,.0f} tokens/s"
-                line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, speed])
+                speed = metrics["tokens_per_cpu_s"]
+                in_words = f"{speed:,.0f}" if speed < 10_000 else f"{speed / 1000:.0f}k"
+                line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, f"{in_words} tokens/s"])
             bar.update(task, completed=step, description=line)
 
         yield show
