@@ -68,12 +68,7 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
 
 
 def check_answers(scores: Mapping[str, float | str | None], paid_above: float = 0.0) -> list[Finding]:
-    """What is wrong with a verifier.
-
-    Args:
-        scores: of odd answers, by their names; a text is why there is none.
-        paid_above: a score above it counts as paid.
-    """
+    """What is wrong with a verifier, by its scores of odd answers; a text is why there is none."""
     found: list[Finding] = []
     for name, score in scores.items():
         if isinstance(score, str):

@@ -213,11 +213,7 @@ def _read_specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:
-    """See that components go together.
-
-    Raises:
-        PydanticCustomError: two of one name; turns' values where each component is standardised.
-    """
+    """PydanticCustomError where two components have one name, or turns' values would be standardised."""
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1 or f"{name}_s" in names})
     if twice:
@@ -304,8 +300,7 @@ class Rubric(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
-    """The rubric in a file (.json, .toml, .yaml), in a text of JSON or YAML, or in a mapping or list. InvalidConfig
-    names the field, where it is unreadable or none."""
+    """The rubric in a file, a text of JSON or YAML, a mapping or a list; InvalidConfig names the wrong field."""
     where, criteria = read_data(source, "rubric")
     if isinstance(criteria, Mapping) and "criterion" in criteria:
         criteria = [_from_harbor(one, number) for number, one in enumerate(criteria["criterion"], 1)]
@@ -318,8 +313,7 @@ def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubri
 
 
 def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
-    """How to call a source in an error, and what is in it: a file, a text of JSON or YAML, or the data themselves.
-    InvalidConfig where the source, which should hold this noun, is unreadable."""
+    """How to call a source in an error, and its content: of a file, a text of JSON or YAML, or the data themselves."""
     if not isinstance(source, str | Path):
         return "This", source
     try:
@@ -406,8 +400,7 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
 
 
 def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
-    """A component's values as they count: clipped, and standardised where that is asked for; none at all where some are
-    missing that should be there."""
+    """A component's values as they count: clipped, standardised where that is asked for; none where one is missing."""
     if not (spec.may_be_inapplicable or spec.gate) and any(value is None for value in column):
         return [None] * len(column)
 

@@ -194,16 +194,13 @@ class Evaluation:
 async def evaluate(
     scorer: Scorer, preferences: Preferences, *, stored: RewardFile | None = None, probe: bool = True
 ) -> Evaluation:
-    """Score every completion and work the figures out.
+    """Score every completion and work the figures out. InvalidData where no ranked pair could be scored.
 
     Args:
-        scorer: in raw units, so that leads are those that the loss is made of.
-        preferences: held-out ones.
+        scorer: in raw units, so that leads are those that the loss is made of; of steps, no ensemble.
+        preferences: held-out ones; texts, no token ids.
         stored: what the model's folder says: its calibration's temperature, its end token, what it was trained on.
         probe: score some texts in other ways, too.
-
-    Raises:
-        InvalidData: token ids instead of texts; not one ranked pair could be scored; steps, and an ensemble.
     """
     in_steps = any(one.labels for one in preferences.comparisons)
     if in_steps and isinstance(scorer, Ensemble):
@@ -236,11 +233,10 @@ async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Sc
 def calibration_of(
     scored: Sequence[Scored], *, data_digest: str, template_digest: str = "", offset_from: Side = "chosen"
 ) -> Calibration:
-    """The calibration by every ranked pair.
+    """The calibration by every ranked pair; InvalidData where there are too few, or all scores are equal.
 
     Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
-    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads. InvalidData
-    where there are too few pairs, or all scores are equal.
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
     """
     pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
@@ -257,8 +253,7 @@ def calibration_of(
 
 
 def read_judge(file: Path) -> RewardSpec:
-    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none.
-    InvalidConfig where it is unreadable, or no component."""
+    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none."""
     where, content = read_data(file, "judge")
     try:
         return RewardSpec.model_validate({"name": file.stem, **content} if isinstance(content, dict) else content)
@@ -269,10 +264,7 @@ def read_judge(file: Path) -> RewardSpec:
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
     """Ask the judge about every comparison, and work the figures out: grades by its rubric, else as its method says.
 
-    Raises:
-        InvalidConfig: no judge, or its key or its rubric is not there.
-        InvalidData: token ids instead of texts; steps; no ranked pair.
-        NotReady: the judge gave a verdict on not one comparison.
+    InvalidConfig where it is no judge, InvalidData where the rows are none for it, NotReady where it gave no verdict.
     """
     if spec.judge is None or spec.rubric_column is not None:
         raise InvalidConfig(

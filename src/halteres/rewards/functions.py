@@ -46,11 +46,7 @@ class Sample:
 
 
 class RewardFunction:
-    """A function by name, `module:name` or `file.py:name`. `digest`: SHA-256 of its file.
-
-    Raises:
-        InvalidConfig: no such module, file or function; the module raises.
-    """
+    """A function by name, `module:name` or `file.py:name`; `digest`: SHA-256 of its file. Else InvalidConfig."""
 
     def __init__(self, name: str) -> None:
         place, colon, attribute = name.rpartition(":")
@@ -69,12 +65,7 @@ class RewardFunction:
         self.digest = hashlib.sha256(code).hexdigest()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
-        """One value per sample. What the function raises passes through.
-
-        Raises:
-            ScorerFailed: it asks for what nobody has; it gave no list, one of another length, or what is no finite
-                number.
-        """
+        """One value per sample. ScorerFailed: it asks for what nobody has, or gave something else."""
         arguments = self._arguments(item, samples)
         if inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)

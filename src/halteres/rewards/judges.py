@@ -88,14 +88,11 @@ class Grade:
 
 
 class Judge:
-    """One judge.
+    """One judge; InvalidConfig where its key is not there.
 
     Its counts since they were last taken: calls, tokens, cached; of questions, each counted once, however often it was
     put: read, over_budget, unreadable, failed; written: verdicts that are no expectation; in_both_orders: comparisons
     and rankings answered in both orders, consistent: those of them whose verdict was the same.
-
-    Raises:
-        InvalidConfig: its key is not there.
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:

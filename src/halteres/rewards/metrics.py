@@ -182,12 +182,7 @@ def spearman(x: Floats, y: Floats) -> float | None:
 
 
 def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | None:
-    """RewardBench 2's score (arXiv 2506.01937) of comparisons that all have a subset and more than two answers; None of
-    any others.
-
-    Args:
-        scored: comparisons with their scores, shape (K,).
-    """
+    """RewardBench 2's score (arXiv 2506.01937); None unless all rows have a subset and more than two answers."""
     if not scored or any(one.kind is None or len(one.completions) <= 2 for one, _ in scored):
         return None
     by_subset: dict[str, float] = {}
@@ -208,14 +203,10 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
 
 
 def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> TieSubset:
-    """The score of the subset Ties.
+    """The score of the subset Ties, by questions with one right answer and, by the same id, their twins with several.
 
     0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 * both_gaps_over_spread
     + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the gap.
-
-    Args:
-        ref: questions with one right answer, by their id.
-        tied: their twins with several, by the same id.
     """
     twins = [(ref[name], tied[name]) for name in tied if name in ref]
     smaller = [(min(one.gap, many.gap), many.spread) for one, many in twins]
@@ -278,16 +269,13 @@ def fit_calibration(
     offset_from: Side = "chosen",
     leads_P: Floats | None = None,
 ) -> Calibration:
-    """The calibration of a model by its raw scores of held-out pairs.
+    """The calibration of a model by its raw scores of held-out pairs; InvalidData: too few, or all scores are equal.
 
     Args:
         chosen_P, rejected_P: raw scores, shape (P,).
         data_digest, template_digest: of the pairs, and of the template under which they were scored.
         offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
         leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
-
-    Raises:
-        InvalidData: fewer than LEAST_PAIRS pairs, or all scores are equal.
     """
     if len(chosen_P) < LEAST_PAIRS:
         raise InvalidData(

@@ -71,8 +71,7 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
-        """The tokens of a text; token ids pass as they are. InvalidData for a chat where the tokenizer has no chat
-        template, and for a prompt and a completion of two forms."""
+        """The tokens of a text; token ids pass as they are. InvalidData: no chat template, or a text of two forms."""
         if not isinstance(text, Scorable):
             if _is_tokens(text):
                 return self._cut(cast("tuple[int, ...]", tuple(text)), 0, ())
@@ -216,8 +215,7 @@ class ModelFolder:
 
 
 def read_reward_file(folder: Path) -> RewardFile | None:
-    """What the folder says; None of a model of somebody else's. InvalidData where the file is damaged or of a later
-    version, its calibration was made with another template, or the folder is half replaced."""
+    """What the folder says; None of somebody else's. InvalidData: damaged, half replaced, or of another template."""
     if (folder / SAVING).is_dir():
         raise InvalidData(
             f"The reward model in {folder} is half replaced.",
@@ -242,12 +240,7 @@ def write_reward_file(folder: Path, content: RewardFile) -> None:
 
 
 def read_model_folder(folder: str | Path) -> ModelFolder:
-    """Look at a folder.
-
-    Raises:
-        NotFound: there is none.
-        InvalidData: it holds no reward model (a model of one label, or an adapter of one), or one half replaced.
-    """
+    """Look at a folder. NotFound: there is none; InvalidData: it holds no reward model, or one half replaced."""
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
         raise NotFound(f"There is no reward model in {path}.", "There is no such folder.", _NEXT)
@@ -290,8 +283,7 @@ def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settin
 
 
 def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
-    """The token that pads: never the end token, which would then not be read where it ends a text. InvalidData
-    where the tokenizer has no other special token."""
+    """The token that pads, never the end token, which would then not be read. InvalidData: there is no other one."""
     own = tokenizer.specials.get("pad_token")
     if own is not None and own != eos_token and own in tokenizer.special_tokens:
         return own

@@ -97,10 +97,7 @@ def divergences(base: Row, later: Row) -> Iterator[Divergence]:
 
 
 def _error(later: Row, variances: float = 1.0) -> float:
-    """Standard error of a change of means, in standard deviations; 0: the number of answers is not known.
-
-    `variances`: of what changes, 1 for one mean.
-    """
+    """Standard error of a change of means, in standard deviations; 0: the number of answers is not known."""
     num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
     return math.sqrt(2 * variances / num_answers) if num_answers > 0 else 0.0
 

@@ -74,8 +74,7 @@ class Comparison:
 
     @property
     def prompt_key(self) -> str:
-        """Equal for rows of one prompt. Where the completions hold the prompt, it is what they begin with alike:
-        messages, lines of a string, or tokens."""
+        """Equal for rows of one prompt; where the completions hold the prompt, what they begin with alike."""
         if self.prompt is not None:
             return _canonical(self.prompt)
         parts = [text.splitlines() if isinstance(text, str) else text for text in self.completions]
@@ -135,8 +134,7 @@ def read_preferences(
 
 
 def read_rewardbench(source: Source) -> Preferences:
-    """RewardBench as conversations: `chosen` and `rejected` are strings in its first version, lists of them in its
-    second. Raises as `read_preferences`."""
+    """RewardBench's two versions as conversations: `chosen` and `rejected` are strings, or lists of them."""
 
     def as_messages(row: _Row) -> _Row:
         if isinstance(row, RowProblem):
@@ -157,8 +155,7 @@ def read_rewardbench(source: Source) -> Preferences:
 def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> tuple[Preferences, Preferences]:
     """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on both sides.
 
-    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added. InvalidConfig where a
-    side would be empty.
+    Ordered by a hash with the seed, most prompts keep their side when rows are added. InvalidConfig: a side is empty.
     """
     keys = [comparison.prompt_key for comparison in preferences.comparisons]
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())

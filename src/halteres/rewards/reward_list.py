@@ -45,11 +45,7 @@ class GroupScores:
 
 
 class RewardList:
-    """The `rewards` of a config.
-
-    Raises:
-        InvalidConfig, NotFound, InvalidData: a function, a rubric, a model's folder or a key is not there.
-    """
+    """The `rewards` of a config. InvalidConfig, NotFound or InvalidData where a part of it is not there."""
 
     def __init__(self, specs: Sequence[RewardSpec], aggregation: Aggregation = "sum_then_normalize") -> None:
         self.specs = tuple(specs)
@@ -63,10 +59,7 @@ class RewardList:
 
     @property
     def version(self) -> str:
-        """12 hex digits: a hash of every component's settings, code, prompts and model.
-
-        Where a model lies does not count: a run that goes on has another address for it.
-        """
+        """12 hex digits: a hash of every component's settings, code, prompts and model, wherever the model lies."""
         components: list[list[Any]] = []
         for spec in self.specs:
             digest, rubric = "", self._rubrics.get(spec.name)
@@ -82,13 +75,9 @@ class RewardList:
     async def score(
         self, item: Any, samples: Sequence[Sample], step: int = 0, *, relative: bool | None = None
     ) -> GroupScores:
-        """Every component's values of these rollouts. A component that fails gives none, and says why.
+        """Every component's values of these rollouts of a task. A component that fails gives none, and says why.
 
-        Args:
-            item: the task.
-            samples: the rollouts.
-            step: the optimiser step that judges' budgets count by.
-            relative: ask only those whose values depend on the whole group (True), or only the others (False).
+        `step`: that judges' budgets count by. `relative`: ask only those whose values depend on the group, or not.
         """
         async with self._beginning:  # all groups of a step have the version that its first one finds
             # With each new step judges may spend again, and a model behind an address may be another. Groups of the

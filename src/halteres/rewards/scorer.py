@@ -65,17 +65,11 @@ class LocalScorer:
 
 
 class Ensemble:
-    """A `Scorer` of several, which score side by side: it trusts a text less the more they disagree.
+    """A `Scorer` of two or more, which score side by side: it trusts a text less the more they disagree.
 
-    Conservative ways (`min`, `mean_minus_std`) nearly remove over-optimisation in best-of-N (Coste et al., ICLR 2024);
-    what all members get wrong alike they do not see (arXiv 2312.09244).
-    A text that a member could not score has no score: the mean of the rest would be of another ensemble. Of parts that
-    all members give, it gives the mean.
-
-    Args:
-        members: two or more, in standardised units, or the one with the widest scores decides.
-        combination: `min` is the worst case; `mean_minus_std` takes `k` standard deviations (ddof=0) off the mean.
-        k: of `mean_minus_std`.
+    Conservative ways (`min`; `mean_minus_std`, which takes `k` standard deviations, ddof=0, off) nearly remove
+    over-optimisation in best-of-N (Coste et al., ICLR 2024); what all members get wrong alike they do not see (arXiv
+    2312.09244). A text that a member could not score has no score: the mean of the rest would be of another ensemble.
     """
 
     def __init__(self, members: Sequence[Scorer], combination: Combination = "mean", k: float = 1.0) -> None:
@@ -127,8 +121,7 @@ class Ensemble:
 
 
 def output_of(model: RewardModel, output: Output) -> Output:
-    """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
-    InvalidConfig where a probability is asked of such a model."""
+    """The units that a model can give where these are asked for: raw without a calibration, but no probability."""
     if model.calibration is None and output == "probability":
         fix = "halteres reward calibrate makes one from held-out pairs."
         raise InvalidConfig(f"The reward model {model.folder} gives no probabilities.", "It has no calibration.", fix)
@@ -171,10 +164,8 @@ def open_scorer(
 ) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
 
-    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server.
-
-    Raises:
-        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server.
+    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server. NotFound or
+    InvalidData where a folder holds no reward model, InvalidConfig for no address of a server.
     """
     places = places_of(where)
     if len(places) > 1:

@@ -108,8 +108,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class ScoringQueue:
-    """One thread that scores, and those who wait for it, in the order they came. `work` runs for as long as the server
-    does."""
+    """One thread that scores, and those who wait for it, in the order they came. `work` runs for the server's life."""
 
     models: Mapping[str, RewardModel]
     num_waiting: int = 0  # texts, those being computed too
@@ -186,8 +185,7 @@ def create_app(
 ) -> Starlette:
     """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
 
-    `address`: the IP address it is reached at, which decides by what names, beside `allowed_hosts`, it may be called.
-    `key`: what requests must carry; None: nothing is asked for.
+    By its IP `address` and `allowed_hosts` it may be called; requests must carry the `key`, if any.
     """
     server = RewardServer(models)
 

@@ -224,7 +224,7 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
-    that go before the file's. InvalidConfig where a field is unknown or of the wrong type, or the file is none."""
+    that go before the file's; InvalidConfig names the field that is wrong."""
     content: Any = {}
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else {}
@@ -270,10 +270,7 @@ def objective_weights(
     """Of each objective what it counts in the score; empty: there is one output, without a name.
 
     `own`: the weights of the reward model that training goes on from, which keeps its objectives; None: a base model.
-
-    Raises:
-        InvalidConfig: weights that do not fit the objectives.
-        InvalidData: a row names an objective that the model has no output for.
+    InvalidConfig for weights, InvalidData for a row that do not fit the objectives.
     """
     weights = settled_weights(settings.objective_weights or own, train.objectives if own is None else tuple(own))
     parts = (train, held_out) if held_out is not None else (train,)
@@ -289,8 +286,7 @@ def objective_weights(
 
 
 def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
-    """Of each objective what it counts in the score, in order: as given, else equal shares of 1. InvalidConfig for a
-    weight of an objective that there is not, an objective without a weight, and no weight but 0."""
+    """Of each objective what it counts in the score, in order: as given (else InvalidConfig), or equal shares of 1."""
     if not given:
         return {name: 1 / len(objectives) for name in objectives}
     for name in given:
@@ -353,11 +349,7 @@ def render_rows(
     preferences: Preferences, template: ScoringTemplate, tokenizer: Tokenizer, tie_policy: TiePolicy
 ) -> RenderedRows:
     """Tokenise every row that there is something to learn from: not those of weight 0, nor ties alone where ties are
-    dropped.
-
-    Raises:
-        InvalidData: a row cannot be rendered or is too long where that is an error; no row teaches, or is left.
-    """
+    dropped. InvalidData where a row is too long and that is an error, and where no row is left."""
     source, all_rows = preferences.source, preferences.comparisons
     weighing = [one for one in all_rows if one.weight > 0]
     taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
@@ -413,8 +405,8 @@ class Forecast:
 
 
 def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """Read and check the data, render every text, work out steps and memory; no weight of the base model in `folder` is
-    loaded. It raises whatever the training would be refused for before its first step."""
+    """What a training will take, without a weight of the base model in `folder`. It raises whatever the training would
+    be refused for before its first step."""
     train, held_out, warnings = plan.preferences()
     try:
         shape = read_shape(folder)

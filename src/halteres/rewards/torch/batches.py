@@ -83,13 +83,12 @@ def sharing_pays(lengths: Sequence[int], together: int, width: int) -> bool:
 def forward_parts(
     sizes: Sequence[tuple[int, int]], max_tokens: float = math.inf, max_padding: float = math.inf
 ) -> list[list[int]]:
-    """Cut items, the longest first, into parts whose padded tokens are at most so many; one that is larger is a part
-    by itself.
+    """Cut items, the longest first, into parts; an item that is larger than allowed is a part by itself.
 
     Args:
         sizes: of each item, its number of rows and the tokens of its longest.
         max_tokens: rows times the longest row of a part.
-        max_padding: of those, tokens that are padding; a part is begun where they would be more.
+        max_padding: of those, tokens that are padding.
     """
     order = sorted(range(len(sizes)), key=lambda item: (-sizes[item][1], item))
     parts: list[list[int]] = []

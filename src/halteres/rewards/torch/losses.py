@@ -53,8 +53,7 @@ class Pair:
 
 
 def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pair]:
-    """All pairs of each comparison, of texts that lie end to end; without `ties`, those of two ranks alone. States have
-    none."""
+    """All pairs of each comparison, of texts that lie end to end; without `ties`, of two ranks. States have none."""
     found: list[Pair] = []
     start = 0
     for c, one in enumerate(comparisons):
@@ -72,11 +71,8 @@ def comparison_loss(
 ) -> Tensor:
     """The sum over comparisons of weight times loss, a scalar.
 
-    Args:
-        scores_T: raw scores of all comparisons' texts, end to end.
-        comparisons: their ranks or labels, margins and weights.
-        settings: `label_smoothing`, `center_rewards_coefficient`, `tie_policy` and `listwise_loss`.
-        threshold: of `rao_kupper`, a scalar >= 0: the lead below which a tie is the likelier.
+    `scores_T`: raw, of all comparisons' texts, end to end. `threshold`: of `rao_kupper`, a scalar >= 0: the lead below
+    which a tie is the likelier.
     """
     pairs = pairs_of(comparisons, ties=settings.tie_policy != "drop")
     listwise = settings.listwise_loss == "plackett_luce"
@@ -135,10 +131,8 @@ def _pair_losses(
 
 
 def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:
-    """-log of choosing the texts in this order, each out of those not yet chosen, per choice. K = 2 is the pair loss.
-
-    Tied texts are each chosen out of all of them and what is below.
-    """
+    """-log of choosing the texts in this order, per choice; K = 2 is the pair loss. Each is chosen out of those not yet
+    chosen, tied texts out of all of them and what is below."""
     chosen, choices = scores_K.new_zeros(()), 0
     for k, rank in enumerate(ranks):
         rest = [i for i, other in enumerate(ranks) if other >= rank]

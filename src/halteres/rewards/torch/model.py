@@ -11,6 +11,8 @@ import hashlib
 import json
 import math
 import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -41,8 +43,8 @@ from halteres.rewards.model_folder import (
     write_reward_file,
 )
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
-from halteres.rewards.torch.network import ScoringNetwork, open_network
-from halteres.rewards.training_plan import settled_weights
+from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
+from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
@@ -79,13 +81,8 @@ class RewardModel:
 
     @classmethod
     def load(cls, folder: str | Path, *, max_tokens_per_forward: int = 8192, device: Device = "auto") -> RewardModel:
-        """A reward model's folder: ours, or one of TRL, PEFT or transformers.
-
-        Raises:
-            InvalidConfig: `cuda` is asked for, and there is none.
-            NotFound: no such folder; no model or no tokenizer is there.
-            InvalidData: it is no reward model, or it does not score its probes as it did when it was saved.
-        """
+        """A reward model's folder: ours, or one of TRL, PEFT or transformers. InvalidConfig for a device that is
+        not there, NotFound for such a folder, InvalidData where it is no reward model or its probes score otherwise."""
         place = Path(folder)
         has_model = any((place / name).is_file() for name in (REWARD_FILE, "config.json"))
         if not has_model and (found := checkpoints(place)):
@@ -136,8 +133,7 @@ class RewardModel:
         return found.hexdigest()
 
     def score(self, texts: Sequence[Scored]) -> list[Score]:
-        """The raw score of each text; it does not depend on the texts beside it. InvalidData where a text cannot be
-        rendered, is too long where the template says `drop` or `error`, or has no finite score."""
+        """The raw score of each text, whatever the texts beside it; InvalidData where one has none."""
         scores: list[Score] = []
         for result in self.score_each(texts):
             if isinstance(result, InvalidData):
@@ -176,10 +172,7 @@ class RewardModel:
         return found
 
     def score_states(self, chats: Sequence[Sequence[Message]]) -> list[tuple[Score, ...]]:
-        """Of each chat the raw score after each of the assistant's turns; the differences are a reward for each turn.
-
-        A chat is computed in one pass where its chat template lets turns only be added. Raises as `score`.
-        """
+        """Of each chat the raw score after each of the assistant's turns; the differences reward each turn."""
         states = [[chat[:end] for end, one in enumerate(chat, start=1) if one["role"] == "assistant"] for chat in chats]
         scores = iter(self.score([state for of_one in states for state in of_one]))
         return [tuple(next(scores) for _ in of_one) for of_one in states]
@@ -194,10 +187,8 @@ class RewardModel:
     ) -> None:
         """Write the model's files: weights, tokenizer, `file` with probes; what else is in the folder stays.
 
-        A new folder appears whole. In one that is there, all new files are written into a folder of their own and then
-        moved to their places; until the last is in its place, that folder says that the model is half replaced, and
-        it is refused. ServerError where the place cannot be written.
-
+        A new folder appears whole. In one that is there, all new files are first written into a folder of their own,
+        which says until the last is in its place that the model is half replaced. ServerError: it cannot be written.
         `probes`: texts to be stored with their scores; without, those that the model has. `beside`: further files.
         """
         target = folder if not folder.exists() else folder / SAVING
@@ -226,11 +217,9 @@ class RewardModel:
             target.rmdir()
 
     def save_merged(self, folder: Path, objective_weights: Mapping[str, float] | None = None) -> None:
-        """Write the folder with the adapter put into the weights, and several outputs into one; the model here is a
-        plain one afterwards.
+        """Write the folder with the adapter put into the weights, several outputs into one; the model is plain then.
 
-        `objective_weights`: what each objective counts; without, what it does already. A calibration that was made with
-        other weights is left out. InvalidConfig for an objective that the model has not, or one without a weight.
+        `objective_weights`: what each objective counts; a calibration that was made with other weights is left out.
         """
         own = self.network.objective_weights
         weights = settled_weights(objective_weights or own, tuple(own))
@@ -326,8 +315,7 @@ def _probed_text(probe: Probe) -> Scored:
 
 
 def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
-    """Places of texts that may share a row: states, each of which goes on with the text before it; else those of one
-    prompt."""
+    """Places of texts that may share a row: states that go on with the text before; else those of one prompt."""
     runs: list[list[int]] = []
     before: tuple[int, ...] = ()
     for number, text in tokens.items():
@@ -361,3 +349,59 @@ def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, li
         template = template.model_copy(update={"unread_token": eos})
         notes.append(f"It pads with its end token {template.eos_token!r}, so that one at a text's end is not read.")
     return template, own if own is not None else eos, notes
+
+
+def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None) -> Tokenizer:
+    """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
+    given = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
+    source = given.folder if isinstance(given, Tokenizer) else None
+    if isinstance(given, str | Path):
+        source = model_place(given)
+    if source is not None and chat_template is None:
+        return Tokenizer(source)
+    scratch = Path(tempfile.mkdtemp(prefix="halteres-tokenizer-"))
+    if source is None:
+        given.save_pretrained(scratch)
+    else:
+        shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    if chat_template is not None:
+        template = Path(chat_template)
+        template = template / "chat_template.jinja" if template.is_dir() else template
+        if not template.is_file():
+            raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
+        (scratch / "chat_template.jinja").write_text(template.read_text())
+    tokenizer = Tokenizer(scratch)
+    weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
+    return tokenizer
+
+
+def base_network(
+    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
+) -> ScoringNetwork:
+    """The network that is trained: a reward model's own, of a folder, or of a model of transformers."""
+    padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
+    if isinstance(model, RewardModel):
+        model.network.objective_weights = dict(weights)
+        return model.network
+    if isinstance(model, str | Path):
+        return open_network(
+            model_place(model),
+            padding=padding,
+            lora_settings=config.lora,
+            seed=config.seed,
+            trust_remote_code=config.trust_remote_code,
+            arguments=config.model_init_kwargs,
+            objective_weights=weights,
+        )
+    if config.lora is not None:
+        torch.manual_seed(config.seed)
+    own: dict[str, Any] = {"padding": padding, "settings": config.lora, "objective_weights": weights}
+    return ScoringNetwork(model.to(device_of()), base=model.config._name_or_path, **own)
+
+
+def own_objective_weights(model: Any) -> Mapping[str, float] | None:
+    """Of the objectives of a reward model that training goes on from; None: a base model."""
+    if isinstance(model, RewardModel):
+        return model.network.objective_weights
+    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+    return stored.objective_weights if stored is not None else None

@@ -61,8 +61,7 @@ class LoraLinear(nn.Module):
 
 
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings. InvalidData where it is not LoRA of a sequence classifier, or has an
-    option of PEFT's that is not read here."""
+    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not read here."""
     config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
@@ -81,14 +80,11 @@ class ScoringNetwork:
     """The weights, and how texts go through them.
 
     Args:
-        model: of transformers, with a head that scores.
+        model: of transformers, with a head that scores; InvalidConfig for any other.
         padding: the token that pads.
         settings: of an adapter; its weights are drawn here, and but for them and the head all weights are frozen.
         base: where the model lies that the adapter is for.
         objective_weights: of each output, in order; empty: there is one, without a name.
-
-    Raises:
-        InvalidConfig: the model has no head, or another number of outputs; no layer has such a name as the adapter's.
     """
 
     def __init__(
@@ -154,8 +150,7 @@ class ScoringNetwork:
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
     def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
-        """Texts as rows: one, where sharing what they begin with is less work and the row has at most so many tokens,
-        else one each."""
+        """Texts as rows: one, where that is less work and has at most so many tokens, else one each."""
         if len(texts) > 1:
             row = shared_row(texts)
             together, width = len(row.tokens_L), self.config.get_text_config().hidden_size
@@ -322,15 +317,12 @@ def open_network(
     """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward model.
 
     Args:
-        folder: as above.
-        padding: the token that pads.
         lora_settings: train an adapter on it; a folder that is one goes on with its own.
         seed: of what is drawn: a new head, a new adapter.
-        device, trust_remote_code, arguments: where it computes; what `from_pretrained` is given.
+        arguments: of `from_pretrained`.
         objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
 
-    Raises:
-        NotFound: no model is there. InvalidConfig, InvalidData: it has no head, or one of another number of outputs.
+    NotFound where no model is there, InvalidConfig or InvalidData where its head has other outputs.
     """
     where = device_of(device)
     base, settings = folder, lora_settings

@@ -18,9 +18,7 @@ import pickle
 import shutil
 import signal
 import sys
-import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -36,17 +34,22 @@ from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
 from halteres.rewards.model_folder import (
     RewardFile,
-    ScoringTemplate,
-    padding_token,
-    read_reward_file,
     template_for,
     texts_of,
 )
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
-from halteres.rewards.torch.model import MAX_PROBES, TRAINER_STATE, UNSHARED, RewardModel, checkpoints, model_place
-from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
+from halteres.rewards.torch.model import (
+    MAX_PROBES,
+    TRAINER_STATE,
+    UNSHARED,
+    RewardModel,
+    base_network,
+    checkpoints,
+    open_tokenizer,
+    own_objective_weights,
+)
 from halteres.rewards.training_plan import (
     LoraSettings,
     RewardConfig,
@@ -56,7 +59,6 @@ from halteres.rewards.training_plan import (
     render_rows,
 )
 from halteres.scores import REWARD_FILE
-from halteres.text import Tokenizer
 
 StopReason = Literal["finished", "stopped", "terminated"]
 """All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
@@ -79,6 +81,9 @@ class TrainingResult:
     truncation: TruncationReport
 
 
+ShowStep = Callable[[int, Mapping[str, float] | None], None]
+
+
 class LossNotFinite(HalteresError):
     """The loss or its gradient is NaN or infinite: training has diverged."""
 
@@ -91,11 +96,8 @@ class RewardTrainer:
     Args:
         model: the name or folder of a base model, of a reward model to go on from, or a transformers model with one
             output, or one for each objective that the data name.
-        args: the settings.
-        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer` or one of transformers; the model's own
-            where none is given.
-        train_dataset: whatever `read_preferences` reads.
-        eval_dataset: the same, held out.
+        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer`, one of transformers; None: the model's own.
+        train_dataset, eval_dataset: whatever `read_preferences` reads.
         peft_config: a `peft.LoraConfig` or its settings; like `args.lora`.
         on_step: called after every report with step and metrics.
         should_stop: asked after every step; a checkpoint is written, and training ends.
@@ -119,7 +121,7 @@ class RewardTrainer:
         self.on_step, self.should_stop = on_step, should_stop
         self._preferences = _preferences(train_dataset)
         held_out = _preferences(eval_dataset) if eval_dataset is not None else None
-        tokenizer = _tokenizer(model, processing_class, given)
+        tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
         template = template_for(
             tokenizer,
             eos_token=given.eos_token,
@@ -127,9 +129,9 @@ class RewardTrainer:
             max_length=given.max_length,
             truncation=given.truncation,
         )
-        weights = objective_weights(given, _own_weights(model), self._preferences, held_out)
+        weights = objective_weights(given, own_objective_weights(model), self._preferences, held_out)
         check_held_out(given, held_out)
-        network = _network(model, tokenizer, template, given, weights)
+        network = base_network(model, tokenizer, template, given, weights)
         network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
         self.args = given.settled(network.num_parameters)
         network.bf16 = self.args.bf16
@@ -140,6 +142,19 @@ class RewardTrainer:
         self._threshold: nn.Parameter | None = None
         if self.args.tie_policy == "rao_kupper":
             self._threshold = nn.Parameter(torch.zeros((), device=network.device))
+        # AdamW with transformers' defaults; biases and norms do not decay.
+        self._parameters = [*network.trained().values(), *([] if self._threshold is None else [self._threshold])]
+        groups = [
+            {"params": [one for one in self._parameters if one.ndim > 1], "weight_decay": self.args.weight_decay},
+            {"params": [one for one in self._parameters if one.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._optimiser = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.args.learning_rate or 0.0,
+            betas=(self.args.adam_beta1, self.args.adam_beta2),
+            eps=self.args.adam_epsilon,
+            fused=True,
+        )
         batches = math.ceil(len(self._train) / (self.args.per_device_train_batch_size or 1))
         self._steps_per_epoch = math.ceil(batches / self.args.gradient_accumulation_steps)
         self._epoch: tuple[int, list[list[int]]] = (-1, [])  # its number and its batches
@@ -157,13 +172,8 @@ class RewardTrainer:
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainingResult:
         """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
 
-        Raises:
-            Conflict: True, where a training without checkpoints has finished; none, where there are checkpoints; or
-                another process trains into the same folder.
-            ServerError: the folder cannot be written.
-            NotFound: there is no such checkpoint.
-            InvalidData: it was made on other data, or under other settings that decide the order of rows.
-            LossNotFinite: training has diverged; the step was not taken, and nothing is saved.
+        Conflict where the folder holds other checkpoints or a finished model, or is in use. InvalidData where
+        the checkpoint is of other data or settings. LossNotFinite: the step was not taken, and nothing is saved.
         """
         torch.manual_seed(self.args.seed)
         model, config = self.model.network.model, self.args
@@ -174,22 +184,19 @@ class RewardTrainer:
         if config.gradient_checkpointing:
             cast("Any", model).gradient_checkpointing_enable()
         model.train()
-        optimiser = _optimiser(self._parameters(), config)
         place = Path(config.output_dir)
         with alone_in(place), termination() as terminated:  # until all is saved: whoever asked before may ask again
             recover(place)  # what a killed training was just writing
             if not resume_from_checkpoint and checkpoints(place):
-                raise Conflict(
-                    f"The folder {place} holds the checkpoints of another training.",
-                    next="Go on with it (--resume), name another folder (--out), or remove them.",
-                )
-            step = self._resumed(resume_from_checkpoint, optimiser)
+                fix = "Go on with it (--resume), name another folder (--out), or remove them."
+                raise Conflict(f"The folder {place} holds the checkpoints of another training.", next=fix)
+            step = self._resumed(resume_from_checkpoint)
             with progress(self.total_steps, self._notes(), shown=not config.disable_tqdm) as show:
-                step, reason = self._steps(step, optimiser, terminated, show)
+                step, reason = self._steps(step, terminated, show)
             model.eval()
             folder = place
             if step < self.total_steps:
-                folder = self._save_checkpoint(step, optimiser)
+                folder = self._save_checkpoint(step)
             else:
                 self.save_model(place)
         return TrainingResult(
@@ -202,20 +209,14 @@ class RewardTrainer:
             truncation=self._truncation,
         )
 
-    def _steps(
-        self,
-        step: int,
-        optimiser: torch.optim.Optimizer,
-        terminated: threading.Event,
-        show: Callable[[int, Mapping[str, float] | None], None],
-    ) -> tuple[int, StopReason]:
+    def _steps(self, step: int, terminated: threading.Event, show: ShowStep) -> tuple[int, StopReason]:
         """Train from this step on; where it ended, and why."""
         config, interval = self.args, Interval()
         while step < self.total_steps:
             rate = (config.learning_rate or 0.0) * schedule(config, step, self.total_steps)
-            for group in optimiser.param_groups:
+            for group in self._optimiser.param_groups:
                 group["lr"] = rate
-            gradient_norm = self._step(step, optimiser, interval)
+            gradient_norm = self._step(step, interval)
             step += 1
             metrics: dict[str, float] | None = None
             if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
@@ -240,7 +241,7 @@ class RewardTrainer:
             if self.should_stop is not None and self.should_stop():
                 return step, "stopped"
             if self._is_due("save", step) and step < self.total_steps:
-                self._save_checkpoint(step, optimiser)
+                self._save_checkpoint(step)
         return step, "finished"
 
     def evaluate(self) -> dict[str, float]:
@@ -274,11 +275,8 @@ class RewardTrainer:
             examples.append(Example(comparison, tuple(model.network.rows_of(tokens, most)), count))
         return examples, rendered.report
 
-    def _step(self, step: int, optimiser: torch.optim.Optimizer, interval: Interval) -> float:
-        """One optimiser step; the norm of its gradient before it is clipped.
-
-        Its rows are a function of its number, so that nothing about the order has to be saved.
-        """
+    def _step(self, step: int, interval: Interval) -> float:
+        """One optimiser step, of rows that its number decides; the norm of its gradient before it is clipped."""
         config = self.args
         epoch, place = divmod(step, self._steps_per_epoch)
         if self._epoch[0] != epoch:
@@ -301,11 +299,11 @@ class RewardTrainer:
             loss.backward()
             summed += loss.item()
         interval.losses.append(summed)
-        norm = nn.utils.clip_grad_norm_(self._parameters(), config.max_grad_norm or math.inf).item()
+        norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm or math.inf).item()
         if not math.isfinite(summed) or not math.isfinite(norm):
             raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
         return norm
 
     def _parts(self, examples: Sequence[Example]) -> Iterator[list[Example]]:
@@ -334,10 +332,6 @@ class RewardTrainer:
         if strategy == "epoch":
             every = self._steps_per_epoch
         return strategy != "no" and step % every == 0 and (what == "save" or self._held_out is not None)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        own = [self._threshold] if self._threshold is not None else []
-        return [*self.model.network.trained().values(), *own]
 
     def _notes(self) -> list[str]:
         config, tokenizer, network = self.args, self.model.tokenizer, self.model.network
@@ -373,13 +367,13 @@ class RewardTrainer:
         probes = [text for one in rows.comparisons[:MAX_PROBES] for text in texts_of(one)]
         self.model.save(Path(folder), probes=probes, beside=beside)
 
-    def _save_checkpoint(self, step: int, optimiser: torch.optim.Optimizer) -> Path:
+    def _save_checkpoint(self, step: int) -> Path:
         place = Path(self.args.output_dir)
         folder = place / f"checkpoint-{step}"
         state = {
             "step": step,
             "num_tokens": self.num_tokens,
-            "optimiser": optimiser.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
             "rng": torch.get_rng_state(),
             "threshold": None if self._threshold is None else self._threshold.detach(),
             "history": [dict(one) for one in self._history],
@@ -396,7 +390,7 @@ class RewardTrainer:
     def _order(self) -> dict[str, Any]:
         return {"data": self._preferences.digest, **{name: getattr(self.args, name) for name in ORDER}}
 
-    def _resumed(self, checkpoint: str | Path | bool | None, optimiser: torch.optim.Optimizer) -> int:
+    def _resumed(self, checkpoint: str | Path | bool | None) -> int:
         """The step to go on from, everything put back as it was there."""
         if not checkpoint:
             return 0
@@ -404,10 +398,9 @@ class RewardTrainer:
         found = checkpoints(place)
         if checkpoint is True and not found:
             if (place / REWARD_FILE).is_file():
-                raise Conflict(
-                    f"The training in {place} has finished; it left no checkpoint to go on from.",
-                    next="Leave --resume out to train anew and replace it, or name another folder (--out).",
-                )
+                fix = "Leave --resume out to train anew and replace it, or name another folder (--out)."
+                what = f"The training in {place} has finished; it left no checkpoint to go on from."
+                raise Conflict(what, next=fix)
             return 0
         folder = found[-1] if checkpoint is True else Path(str(checkpoint))
         try:
@@ -428,7 +421,7 @@ class RewardTrainer:
                 "Resume with the data and the settings that it was made with.",
             )
         self.model.network.load_weights(folder)
-        optimiser.load_state_dict(state["optimiser"])
+        self._optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["rng"])
         if self._threshold is not None:
             with torch.no_grad():
@@ -454,8 +447,7 @@ def schedule(config: RewardConfig, step: int, total: int) -> float:
 
 @contextmanager
 def alone_in(place: Path) -> Iterator[None]:
-    """The folder is this training's alone until the block ends, or its process. ServerError where it cannot be written;
-    Conflict where another process trains into it."""
+    """The folder is this training's alone until the block ends, or its process. Conflict: another trains into it."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not os.access(place, os.W_OK):
@@ -479,11 +471,8 @@ def alone_in(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def progress(
-    total: int, notes: Sequence[str], *, shown: bool
-) -> Iterator[Callable[[int, Mapping[str, float] | None], None]]:
-    """Show notes, and give the function that shows a step and its metrics, if any: on a bar in a terminal, of which 80
-    columns are enough, on plain lines elsewhere."""
+def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowStep]:
+    """Show notes, and give what shows a step and its metrics: a bar in a terminal, for 80 columns, else plain lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -516,8 +505,7 @@ def progress(
 
 @contextmanager
 def termination() -> Iterator[threading.Event]:
-    """Set when the process is asked to end; a second Ctrl-C ends it at once. Only a main thread can listen; another's
-    process has its own ways."""
+    """Set when the process is asked to end (only a main thread can listen); a second Ctrl-C ends it at once."""
     ended = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield ended
@@ -537,82 +525,6 @@ def termination() -> Iterator[threading.Event]:
     finally:
         for one, handler in before:
             signal.signal(one, handler)
-
-
-def _optimiser(parameters: Sequence[nn.Parameter], config: RewardConfig) -> torch.optim.Optimizer:
-    """AdamW, with transformers' defaults; biases and norms do not decay."""
-    groups = [
-        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate or 0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-
-
-def _tokenizer(model: Any, processing_class: Any, config: RewardConfig) -> Tokenizer:
-    """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
-    if processing_class is None or isinstance(processing_class, str | Path):
-        name = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
-        source: Path | None = model_place(name)
-    else:
-        source = processing_class.folder if isinstance(processing_class, Tokenizer) else None
-    if source is not None and config.chat_template_path is None:
-        return Tokenizer(source)
-    scratch = Path(tempfile.mkdtemp(prefix="halteres-tokenizer-"))
-    if source is None:
-        cast("Any", processing_class).save_pretrained(scratch)
-    else:
-        shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
-    if config.chat_template_path is not None:
-        template = Path(config.chat_template_path)
-        template = template / "chat_template.jinja" if template.is_dir() else template
-        if not template.is_file():
-            raise NotFound(f"There is no chat template at {config.chat_template_path}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text())
-    tokenizer = Tokenizer(scratch)
-    weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
-    return tokenizer
-
-
-def _network(
-    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
-) -> ScoringNetwork:
-    padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
-    if isinstance(model, RewardModel):
-        model.network.objective_weights = dict(weights)
-        return model.network
-    if isinstance(model, str | Path):
-        return open_network(
-            model_place(model),
-            padding=padding,
-            lora_settings=config.lora,
-            seed=config.seed,
-            trust_remote_code=config.trust_remote_code,
-            arguments=config.model_init_kwargs,
-            objective_weights=weights,
-        )
-    if config.lora is not None:
-        torch.manual_seed(config.seed)
-    return ScoringNetwork(
-        model.to(device_of()),
-        padding=padding,
-        settings=config.lora,
-        base=model.config._name_or_path,
-        objective_weights=weights,
-    )
-
-
-def _own_weights(model: Any) -> Mapping[str, float] | None:
-    """Of the objectives of a reward model that training goes on from; None: a base model."""
-    if isinstance(model, RewardModel):
-        return model.network.objective_weights
-    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-    return stored.objective_weights if stored is not None else None
 
 
 def _preferences(source: Any) -> Preferences:
