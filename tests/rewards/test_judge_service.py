@@ -34,7 +34,7 @@ async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
             completion=({"role": "assistant", "content": "2 + 3 = 5. So the answer is \\boxed{5}."},),
         )
         grades = [await judge.grade(read_rubric(RUBRIC), said) for _ in range(2)]
-        places = await judge.rank([said, said])
+        places = await judge.relative_values([said, said])
         counts = judge.taken_counts()
         await judge.close()
         assert grades[0] == grades[1], "temperature 0"

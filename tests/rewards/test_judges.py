@@ -212,11 +212,11 @@ async def test_a_group_is_ranked_in_two_orders() -> None:
 
     samples = [sample(text) for text in ("3", "9", "5")]
     async with judged(by_size) as (judge, one):
-        assert await judge.rank(samples) == [0.0, 1.0, 0.5]
+        assert await judge.relative_values(samples) == [0.0, 1.0, 0.5]
         one.say = lambda _: '{"ranking": [1, 2, 3]}'
-        assert await judge.rank([sample(text) for text in ("a", "b", "c")]) == [0.5, 0.5, 0.5]
+        assert await judge.relative_values([sample(text) for text in ("a", "b", "c")]) == [0.5, 0.5, 0.5]
         one.say = lambda _: '{"ranking": [1, 1, 2]}'
-        assert await judge.rank([sample(text) for text in ("d", "e", "f")]) == [None, None, None]
+        assert await judge.relative_values([sample(text) for text in ("d", "e", "f")]) == [None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ async def test_a_group_that_the_budget_does_not_reach_has_no_value_and_no_failur
 
 async def test_a_budget_is_spent_on_whole_comparisons() -> None:
     """Of 28 pairs, 20 calls decide 10 with one at a time, and none is lost but those under way when it is spent."""
-    async with judged(lambda _: {"A": 1.0}, concurrency=4, calls_per_step=20) as (judge, one):
-        values = await judge.compare_all([sample(str(number)) for number in range(8)])
+    async with judged(lambda _: {"A": 1.0}, method="pairwise", concurrency=4, calls_per_step=20) as (judge, one):
+        values = await judge.relative_values([sample(str(number)) for number in range(8)])
         counts = judge.taken_counts()
     assert len(one.requests) == 20 and counts["in_both_orders"] >= 8
     assert any(value is not None for value in values)

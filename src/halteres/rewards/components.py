@@ -52,8 +52,7 @@ When = Literal["episode", "turn", "difference"]
 Method = Literal["ranking", "pairwise"]
 
 TOTAL, SHARE = "total", "share_of_gain"
-RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
-"""Names that a run's metrics use below `reward/` and `panel/`."""
+RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)  # names that metrics use below `reward/` and `panel/`
 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
@@ -240,17 +239,12 @@ class Criterion(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("choices", mode="before")
     @classmethod
-    def _are_words(cls, choices: Any) -> Any:
-        """YAML takes an unquoted no and yes for truth values."""
-        words = {False: "no", True: "yes"}
-        return [words.get(one, one) if isinstance(one, bool) else one for one in choices or ()]
-
-    @field_validator("choices")
-    @classmethod
-    def _are_different(cls, choices: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(choices)) < len(choices):
+    def _are_different_words(cls, choices: Any) -> Any:
+        words = {False: "no", True: "yes"}  # YAML takes an unquoted no and yes for truth values
+        found = [words[one] if isinstance(one, bool) else one for one in choices or ()]
+        if len(set(map(str, found))) < len(found):
             raise ValueError("two choices are the same")
-        return choices
+        return found
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -266,11 +260,11 @@ class Rubric(BaseModel, frozen=True, extra="forbid"):
     @field_validator("criteria")
     @classmethod
     def _have_names_and_weight(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
-        names = [one.name for one in criteria]
-        if len(set(names)) < len(names):
+        names = {one.name for one in criteria}
+        if len(names) < len(criteria):
             raise ValueError("two criteria have the same name")
-        if taken := set(names) & set(RESERVED_PARTS):
-            raise ValueError(f"'{taken.pop()}' is the name of another metric")
+        if reserved := names & set(RESERVED_PARTS):
+            raise ValueError(f"'{reserved.pop()}' is the name of another metric")
         if not any(one.weight for one in criteria):
             raise ValueError("every criterion has the weight 0")
         return criteria
@@ -302,10 +296,9 @@ class Rubric(BaseModel, frozen=True, extra="forbid"):
 def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
     """The rubric in a file, a text of JSON or YAML, a mapping or a list; InvalidConfig names the wrong field."""
     where, criteria = read_data(source, "rubric")
-    if isinstance(criteria, Mapping) and "criterion" in criteria:
-        criteria = [_from_harbor(one, number) for number, one in enumerate(criteria["criterion"], 1)]
-    elif isinstance(criteria, Mapping):
-        criteria = criteria.get("criteria")
+    if isinstance(criteria, Mapping):
+        in_harbors_form = [_from_harbor(one, number) for number, one in enumerate(criteria.get("criterion", ()), 1)]
+        criteria = in_harbors_form or criteria.get("criteria")
     try:
         return Rubric.model_validate({"criteria": criteria})
     except ValidationError as error:

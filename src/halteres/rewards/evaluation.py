@@ -4,8 +4,9 @@ stand still. A text that could not be scored is never counted as wrong: it is co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Literal, cast
 
@@ -365,8 +366,8 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         num_truncated=sum(score.truncated for score in scores),
         num_without_eos=sum(not score.ended_with_eos for score in scores),
         overall=metrics.pair_figures(leads),
-        by_kind=_figures_by(judged, lambda one: one.kind),
-        by_objective=_figures_by(judged, lambda one: one.objective),
+        by_kind=_figures_by(judged, "kind"),
+        by_objective=_figures_by(judged, "objective"),
         first_wrong_step=metrics.share(sum(right), len(right)) if right else None,
         groups=_group_figures(scored),
         length=_length_figures(scored, pairs),
@@ -385,28 +386,24 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
 
 def _pairs(scored: Sequence[Scored]) -> list[Judged]:
     """All pairs of completions that are no tie."""
-    found: list[Judged] = []
-    for one in scored:
-        ranks, judged_K = one.comparison.ranks, one.judged_K
-        found += [
-            Judged(scored=one, places=(better, worse), lead=float(judged_K[better] - judged_K[worse]))
-            for better in range(len(ranks))
-            for worse in range(len(ranks))
-            if ranks[better] < ranks[worse]
-        ]
-    return found
+    return [
+        Judged(scored=one, places=(better, worse), lead=float(judged_K[better] - judged_K[worse]))
+        for one in scored
+        for judged_K in (one.judged_K,)
+        for better, worse in permutations(range(len(judged_K)), 2)
+        if one.comparison.ranks[better] < one.comparison.ranks[worse]
+    ]
 
 
 def _leads(judged: Sequence[Judged]) -> Floats:
     return np.array([one.lead for one in judged], dtype=np.float64)
 
 
-def _figures_by(judged: Sequence[Judged], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
+def _figures_by(judged: Sequence[Judged], field: Literal["kind", "objective"]) -> dict[str, PairFigures]:
     by_name: dict[str, list[Judged]] = {}
     for one in judged:
-        if (name := name_of(one.scored.comparison)) is not None:
-            by_name.setdefault(name, []).append(one)
-    return {name: metrics.pair_figures(_leads(by_name[name])) for name in sorted(by_name)}
+        by_name.setdefault(getattr(one.scored.comparison, field) or "", []).append(one)
+    return {name: metrics.pair_figures(_leads(by_name[name])) for name in sorted(by_name) if name}
 
 
 def _group_figures(scored: Sequence[Scored]) -> GroupFigures | None:
@@ -425,14 +422,13 @@ def _group_figures(scored: Sequence[Scored]) -> GroupFigures | None:
 
 def _length_figures(scored: Sequence[Scored], pairs: Sequence[Judged]) -> LengthFigures:
     values, lengths = [one.values_K for one in scored], [one.lengths_K for one in scored]
-    leads = _leads(pairs)
     lengths_P2 = np.array([pair.scored.lengths_K[[*pair.places]] for pair in pairs]).reshape(-1, 2)
-    longer = lengths_P2[:, 0] - lengths_P2[:, 1]
+    right_P, longer_P = _leads(pairs) > 0, lengths_P2[:, 0] - lengths_P2[:, 1]
     return LengthFigures(
         spearman=metrics.spearman(np.concatenate(values), np.concatenate(lengths)),
         spearman_within=_mean_known(map(metrics.spearman, values, lengths)),
-        chosen_shorter=metrics.share(int(np.sum(leads[longer < 0] > 0)), int(np.sum(longer < 0))),
-        chosen_longer=metrics.share(int(np.sum(leads[longer > 0] > 0)), int(np.sum(longer > 0))),
+        chosen_shorter=metrics.share(int(right_P[longer_P < 0].sum()), int(np.sum(longer_P < 0))),
+        chosen_longer=metrics.share(int(right_P[longer_P > 0].sum()), int(np.sum(longer_P > 0))),
     )
 
 
@@ -457,21 +453,19 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
     elif eos_token:
         ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
         others["with_end_token"] = await scorer.score(ended)
-    found: list[Probe] = []
-    for name, scores in others.items():
-        second = np.array([score.value for score in scores if score is not None])
-        if len(second) == len(first):  # else the other way could not be scored
-            found.append(
-                Probe(
-                    name=name,
-                    num_texts=len(first),
-                    largest_difference=float(np.abs(second - first).max()),
-                    mean_shift=float((second - first).mean()),
-                    scale_ratio=float(second.std() / first.std()) if first.std() else None,
-                    must_be_same=name != "without_template",
-                )
-            )
-    return tuple(found)
+    values = {name: np.array([one.value for one in scores if one is not None]) for name, scores in others.items()}
+    return tuple(
+        Probe(
+            name=name,
+            num_texts=len(first),
+            largest_difference=float(np.abs(second - first).max()),
+            mean_shift=float((second - first).mean()),
+            scale_ratio=float(second.std() / first.std()) if first.std() else None,
+            must_be_same=name != "without_template",
+        )
+        for name, second in values.items()
+        if len(second) == len(first)  # else the other way could not be scored
+    )
 
 
 def _scored(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:

@@ -161,11 +161,13 @@ class Judge:
         return float(forth > back) if is_decided else 0.5
 
     async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
-        """A group's answers beside each other, as the judge's method says; None: it could not tell."""
-        return await (self.rank(samples) if self.spec.method == "ranking" else self.compare_all(samples))
+        """A group's answers beside each other, as the judge's method says; None: it could not tell.
 
-    async def compare_all(self, samples: Sequence[Sample]) -> list[float | None]:
-        """Every pair of a group: each answer's share of points, 1 for a win and 0.5 for a tie."""
+        Ranked, each answer's place, 1 for the best and 0 for the worst; compared in pairs, its share of points, 1 for a
+        win and 0.5 for a tie.
+        """
+        if self.spec.method == "ranking":
+            return await self._rank(samples)
         pairs = list(combinations(range(len(samples)), 2))
         results = await asyncio.gather(*(self.compare(samples[one], samples[other]) for one, other in pairs))
         points: list[list[float]] = [[] for _ in samples]
@@ -175,8 +177,7 @@ class Judge:
                 points[other].append(1 - result)
         return [math.fsum(won) / len(won) if won else None for won in points]
 
-    async def rank(self, samples: Sequence[Sample]) -> list[float | None]:
-        """A group: each answer's place, 1 for the best, 0 for the worst; None for all where there is no ranking."""
+    async def _rank(self, samples: Sequence[Sample]) -> list[float | None]:
         count = len(samples)
         if count < 2:
             return [None] * count

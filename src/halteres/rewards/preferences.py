@@ -136,8 +136,8 @@ def read_preferences(
 def read_rewardbench(source: Source) -> Preferences:
     """RewardBench's two versions as conversations: `chosen` and `rejected` are strings, or lists of them."""
 
-    def as_messages(row: _Row) -> _Row:
-        if isinstance(row, RowProblem):
+    def as_messages(row: Any) -> Any:
+        if not isinstance(row, Mapping):
             return row
         changed = dict(row)
         for column, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant")):
@@ -188,16 +188,11 @@ class RowProblem(Exception):
     """Why a row cannot be used: goes on after "row 3: "."""
 
 
-_Row = Mapping[str, Any] | RowProblem
-
-
 @dataclass(frozen=True, slots=True)
 class _NumberedRows:
-    """Rows with their numbers from 1: lines of a JSONL file, places in everything else."""
-
     source: str  # the file's name, or "data"
     digest: str  # SHA-256 of the file, or of the rows as JSON
-    rows: tuple[tuple[int, _Row], ...]
+    rows: tuple[tuple[int, Any], ...]  # with numbers from 1: of lines in a JSONL file, of places elsewhere
 
 
 def _read(source: Source) -> _NumberedRows:
@@ -266,33 +261,29 @@ def _from_file(file: Path) -> _NumberedRows:
         line = error.object.count(b"\n", 0, error.start) + 1
         why, fix = f"Line {line} is the first.", "Save it as UTF-8."
         raise InvalidData(f"{file.name} is not UTF-8 text.", why, fix) from error
-    digest = hashlib.sha256(content).hexdigest()
+    rows: list[tuple[int, Any]] = []
     if text.lstrip()[:1] == "[":
         try:
-            return replace(_from_objects(file.name, json.loads(text)), digest=digest)
+            rows += enumerate(json.loads(text), 1)
         except NOT_JSON as error:
             what = f"{file.name} begins as a JSON list and is none."
             raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
-    rows: list[tuple[int, _Row]] = []
+        return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
     for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
         if line.strip():
             try:
-                rows.append((number, _as_row(json.loads(line))))
+                rows.append((number, json.loads(line)))
             except NOT_JSON:
                 rows.append((number, RowProblem("is not JSON")))
-    return _NumberedRows(file.name, digest, tuple(rows))
+    return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
 
 
 def _from_objects(source: str, objects: Iterable[Any]) -> _NumberedRows:
-    rows = tuple((number, _as_row(value)) for number, value in enumerate(objects, 1))
+    rows = tuple(enumerate(objects, 1))
     sha = hashlib.sha256()
     for _, value in rows:
         sha.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n")
     return _NumberedRows(source, sha.hexdigest(), rows)
-
-
-def _as_row(value: Any) -> _Row:
-    return value if isinstance(value, Mapping) else RowProblem("is not a JSON object")
 
 
 def _import_extra(module: str, who: str, instead: str) -> Any:
@@ -374,9 +365,10 @@ def _row_numbers(numbers: Sequence[int]) -> str:
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
 
 
-def _comparison(row: _Row, number: int, margin_from: MarginFrom | None) -> Comparison:
+def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Comparison:
     if isinstance(row, RowProblem):
         raise row
+    _require(isinstance(row, Mapping), "is not a JSON object")
     labels: tuple[bool, ...] = ()
     if "labels" in row and "completions" in row and "ranks" not in row and "scores" not in row:
         completions, labels = _states(row)
@@ -398,9 +390,9 @@ def _comparison(row: _Row, number: int, margin_from: MarginFrom | None) -> Compa
         chosen, rejected = (_number(row, column, 0.0) for column in margin_from.columns)
         margin = margin_from.scale * (chosen - rejected)
     tie = _optional(row, "tie", bool)
-    _require(not (labels and (tie or margin)), "'tie' and 'margin' are for two completions, not for steps")
-    is_pair = len(completions) == 2 or not (tie or margin)
-    _require(is_pair, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
+    if tie or margin:
+        _require(not labels, "'tie' and 'margin' are for two completions, not for steps")
+        _require(len(completions) == 2, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
     weight = _number(row, "weight", 1.0)
     _require(weight >= 0, "'weight' is negative")
     objective = _optional(row, "objective", str) or None

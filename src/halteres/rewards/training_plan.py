@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
+from halteres.rewards.components import problems_of
 from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
     MOST_ROWS,
@@ -137,7 +138,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise _first_error("The setting ", error) from error
+            raise _refusal(error) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +243,7 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     try:
         return TrainingPlan(**own, settings=RewardConfig(**fields))
     except ValidationError as error:
-        raise _first_error("", error) from error
+        raise _refusal(error) from error
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
@@ -468,7 +469,6 @@ def _quantiles(lengths: Sequence[int]) -> str:
     return f"Tokens of the longer side: 5 % of rows have at most {low}, half {middle}, 95 % {high}."
 
 
-def _first_error(noun: str, error: ValidationError) -> InvalidConfig:
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    return InvalidConfig(f"{noun}'{name}' is {first['input']!r}.", f"{first['msg']}.", field=name)
+def _refusal(error: ValidationError) -> InvalidConfig:
+    field = ".".join(map(str, error.errors()[0]["loc"]))
+    return InvalidConfig(f"'{field}' cannot be set so.", problems_of(error), field=field)

@@ -316,21 +316,22 @@ def _probed_text(probe: Probe) -> Scored:
 
 def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
     """Places of texts that may share a row: states that go on with the text before; else those of one prompt."""
-    runs: list[list[int]] = []
+    chains: list[list[int]] = []
     before: tuple[int, ...] = ()
     for number, text in tokens.items():
         # The last token of the text before may be an end token.
-        if runs and len(text) > len(before) and text[: len(before) - 1] == before[:-1]:
-            runs[-1].append(number)
+        goes_on = len(text) > len(before) and text[: len(before) - 1] == before[:-1]
+        if chains and goes_on:
+            chains[-1].append(number)
         else:
-            runs.append([number])
+            chains.append([number])
         before = text
     groups: dict[str, list[int]] = {}
-    for run in runs:
-        text = texts[run[0]]
-        prompt = text.prompt if isinstance(text, Scorable) and len(run) == 1 else None
-        key = f"{run[0]}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
-        groups.setdefault(key, []).extend(run)
+    for first, *more in chains:
+        text = texts[first]
+        prompt = text.prompt if isinstance(text, Scorable) and not more else None
+        key = f"{first}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
+        groups.setdefault(key, []).extend([first, *more])
     return list(groups.values())
 
 

@@ -117,18 +117,20 @@ class RewardTrainer:
     ) -> None:
         given = args or RewardConfig()
         if peft_config is not None:
-            given = given.model_copy(update={"lora": _lora_settings(peft_config)})
+            values = peft_config if isinstance(peft_config, Mapping) else vars(peft_config)
+            lora = {name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None}
+            given = given.model_copy(update={"lora": LoraSettings(**lora)})
+        if train_dataset is None:
+            raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
         self.on_step, self.should_stop = on_step, should_stop
-        self._preferences = _preferences(train_dataset)
-        held_out = _preferences(eval_dataset) if eval_dataset is not None else None
-        tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
-        template = template_for(
-            tokenizer,
-            eos_token=given.eos_token,
-            form="conversational" if self._preferences.form == "conversational" else "standard",
-            max_length=given.max_length,
-            truncation=given.truncation,
+        self._preferences, held_out = (
+            read_preferences(one) if one is not None and not isinstance(one, Preferences) else one
+            for one in (train_dataset, eval_dataset)
         )
+        tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
+        form = "conversational" if self._preferences.form == "conversational" else "standard"
+        how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
+        template = template_for(tokenizer, eos_token=given.eos_token, **how)
         weights = objective_weights(given, own_objective_weights(model), self._preferences, held_out)
         check_held_out(given, held_out)
         network = base_network(model, tokenizer, template, given, weights)
@@ -525,17 +527,6 @@ def termination() -> Iterator[threading.Event]:
     finally:
         for one, handler in before:
             signal.signal(one, handler)
-
-
-def _preferences(source: Any) -> Preferences:
-    return source if isinstance(source, Preferences) else read_preferences(source)
-
-
-def _lora_settings(given: Any) -> LoraSettings:
-    if isinstance(given, LoraSettings):
-        return given
-    values: Mapping[str, Any] = given if isinstance(given, Mapping) else vars(given)
-    return LoraSettings(**{name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None})
 
 
 def _not_finite(what: str, where: str) -> LossNotFinite:
