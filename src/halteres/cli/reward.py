@@ -191,13 +191,11 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
 @app.command("eval")
 def eval_(
     model: Annotated[
-        str,
-        typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file."),
+        str, typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file.")
     ],
     data: HeldOut,
     format: Annotated[
-        Literal["preferences", "rewardbench"],
-        typer.Option(help="Of the data; rewardbench: either version."),
+        Literal["preferences", "rewardbench"], typer.Option(help="Of the data; rewardbench: either version.")
     ] = "preferences",
     min_accuracy: Annotated[
         float | None, typer.Option(min=0, max=1, help="Exit with 1 if the accuracy of all pairs is lower.")

@@ -205,10 +205,9 @@ async def evaluate(
     """
     in_steps = any(one.labels for one in preferences.comparisons)
     if in_steps and isinstance(scorer, Ensemble):
+        why = "A step is right where its raw score is above 0; those of members are standardised."
         raise InvalidData(
-            "An ensemble cannot be evaluated on steps with labels.",
-            "A step is told to be right by a raw score above 0, and the scores of its members are standardised.",
-            "Evaluate each member by itself.",
+            "An ensemble cannot be evaluated on steps with labels.", why, "Evaluate each member by itself."
         )
     temperature = stored.calibration.temperature if stored is not None and stored.calibration is not None else 1.0
     scored = await score_comparisons(scorer, preferences)
@@ -274,11 +273,8 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             "Give it a table `judge`, and for grades a `rubric`.",
         )
     if any(one.labels for one in preferences.comparisons):
-        raise InvalidData(
-            f"The judge '{spec.name}' cannot be evaluated on steps with labels.",
-            "A judge grades and compares whole answers.",
-            "Name preferences: rows with chosen and rejected.",
-        )
+        what = f"The judge '{spec.name}' cannot be evaluated on steps with labels."
+        raise InvalidData(what, "A judge grades whole answers.", "Name rows with chosen and rejected.")
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
     judge = Judge(spec.judge, waits_for_start=False)
 
@@ -308,10 +304,8 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     counts = judge.taken_counts()
     kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
     in_both = counts.get("in_both_orders", 0)
-    figures = JudgeFigures(
-        **{kind: counts.get(kind, 0) for kind in kinds},
-        position_consistency=metrics.share(counts.get("consistent", 0), in_both) if in_both else None,
-    )
+    consistency = metrics.share(counts.get("consistent", 0), in_both) if in_both else None
+    figures = JudgeFigures(**{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency)
     if not scored:
         raise NotReady(
             f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
@@ -348,10 +342,9 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
     ]
     judged = [*pairs, *states]
     if not judged:
+        why = f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored."
         raise InvalidData(
-            f"{preferences.source} gives no ranked pair with two scores.",
-            f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored.",
-            "See what the scorer says of the others, and whether all are ties.",
+            f"{preferences.source} gives no ranked pair with two scores.", why, "See whether all are ties."
         )
     leads = _leads(judged)
     bins = metrics.reliability(leads, temperature)
@@ -478,11 +471,8 @@ def _scorables(comparison: Comparison) -> list[Scorable]:
     """The completions as a scorer reads them."""
     texts = [text for text in texts_of(comparison) if isinstance(text, Scorable)]
     if not texts:
-        raise InvalidData(
-            f"Row {comparison.row} holds token ids, which no scorer reads.",
-            "A reward model has a tokenizer of its own.",
-            "Evaluate on the texts that the ids were made of.",
-        )
+        fix = "Evaluate on the texts that the ids were made of."
+        raise InvalidData(f"Row {comparison.row} holds token ids, which no scorer reads.", next=fix)
     return texts
 
 

@@ -278,11 +278,11 @@ def fit_calibration(
         leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
     """
     if len(chosen_P) < LEAST_PAIRS:
-        raise InvalidData(
-            f"Too few ranked pairs to calibrate on: {len(chosen_P)}.",
-            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs.",
-            "Name more held-out pairs. A calibration that the model has is kept.",
+        why = (
+            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs."
         )
+        fix = "Name more held-out pairs. The model's calibration, if it has one, stays."
+        raise InvalidData(f"Too few ranked pairs to calibrate on: {len(chosen_P)}.", why, fix)
     both = np.concatenate([chosen_P, rejected_P])
     scale = float(both.std())
     if scale == 0.0:

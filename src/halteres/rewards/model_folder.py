@@ -174,11 +174,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     def check_template(self, digest: str) -> None:
         """InvalidData if the calibration was made with another scoring template, or another rule for the end token."""
         if self.template_digest and self.template_digest != digest:
-            raise InvalidData(
+            what, fix = (
                 "The calibration was made with another scoring template.",
-                f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}: scores under the two differ.",
-                "Calibrate again: halteres reward calibrate MODEL HELD_OUT",
+                "halteres reward calibrate makes one.",
             )
+            raise InvalidData(what, f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}.", fix)
 
 
 class Probe(BaseModel, frozen=True, extra="forbid"):
@@ -274,11 +274,8 @@ def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settin
     """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where it knows none."""
     token = eos_token or tokenizer.specials.get("eos_token")
     if token is None or len(tokenizer.encode(token)) != 1:
-        raise InvalidConfig(
-            f"The end token {token!r} is not in the vocabulary." if token else "The tokenizer names no end token.",
-            next="Set eos_token to a token that the tokenizer knows.",
-            field="eos_token",
-        )
+        what = f"The end token {token!r} is not in the vocabulary." if token else "The tokenizer names no end token."
+        raise InvalidConfig(what, next="Set eos_token to a token that the tokenizer knows.", field="eos_token")
     return ScoringTemplate(eos_token=token, **settings)
 
 
@@ -287,31 +284,22 @@ def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
     own = tokenizer.specials.get("pad_token")
     if own is not None and own != eos_token and own in tokenizer.special_tokens:
         return own
-    others = [
-        token for token in tokenizer.special_tokens if token not in (eos_token, tokenizer.specials.get("bos_token"))
-    ]
+    others = set(tokenizer.special_tokens) - {eos_token, tokenizer.specials.get("bos_token")}
     if not others:
         raise InvalidData(
             f"The tokenizer in {tokenizer.folder} has no token to pad with.",
             "Its only special token ends texts, and transformers does not read the padding token at a text's end.",
             "Name another special token as pad_token in tokenizer_config.json.",
         )
-    return min(others, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    in_order = (token for token in tokenizer.special_tokens if token in others)
+    return min(in_order, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
 
 
 def texts_of(comparison: Comparison) -> list[Scorable | Text]:
     """The texts of a row, each as it is scored by itself."""
-    return [
-        completion
-        if _is_tokens(completion)
-        else Scorable(
-            prompt=comparison.prompt,
-            completion=cast("str | Sequence[Message]", completion),
-            tools=comparison.tools,
-            template_arguments=comparison.template_arguments,
-        )
-        for completion in comparison.completions
-    ]
+    texts = cast("Sequence[str | Sequence[Message]]", comparison.completions)
+    how: dict[str, Any] = {"tools": comparison.tools, "template_arguments": comparison.template_arguments}
+    return [text if _is_tokens(text) else Scorable(prompt=comparison.prompt, completion=text, **how) for text in texts]
 
 
 def _is_tokens(text: Any) -> bool:

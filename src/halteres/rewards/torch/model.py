@@ -86,11 +86,8 @@ class RewardModel:
         place = Path(folder)
         has_model = any((place / name).is_file() for name in (REWARD_FILE, "config.json"))
         if not has_model and (found := checkpoints(place)):
-            raise NotFound(
-                f"The training in {place} has not finished.",
-                f"Its newest checkpoint is {found[-1]}.",
-                f"Go on with it (halteres reward train ... --resume), or name {found[-1]}.",
-            )
+            fix = f"Go on with it (halteres reward train ... --resume), or name {found[-1]}."
+            raise NotFound(f"The training in {place} has not finished.", f"Its newest is {found[-1].name}.", fix)
         base, file = Path(read_model_folder(place).base or place), read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else base)
         notes: list[str] = []
@@ -239,12 +236,9 @@ class RewardModel:
         if not rendered.tokens:
             return InvalidData(f"Text {number} is empty.", "There is no token to read.", index=number)
         if rendered.num_lost and self.template.truncation in ("drop", "error"):
-            return InvalidData(
-                f"Text {number} is too long to be scored.",
-                f"It has {len(rendered.tokens)} tokens; the model was trained on at most {self.template.max_length}.",
-                "Shorten it, or train with truncation 'keep_end'.",
-                index=number,
-            )
+            why = f"It has {len(rendered.tokens)} tokens; the model was trained on at most {self.template.max_length}."
+            fix = "Shorten it, or train with truncation 'keep_end'."
+            return InvalidData(f"Text {number} is too long to be scored.", why, fix, index=number)
         return rendered
 
     def _forward(self, rows: Sequence[SharedRow]) -> list[list[float]]:
@@ -279,11 +273,9 @@ class RewardModel:
                 difference = "its tokens differ"
             elif abs(now.score - probe.score) <= PROBE_TOLERANCE * max(1.0, abs(probe.score)):
                 continue
-            raise InvalidData(
-                f"The reward model in {self.folder} is not the one that was saved.",
-                f"Of its stored probe {number}, {difference}.",
-                "Files of the folder were changed or mixed up: copy it whole again, or train again.",
-            )
+            what = f"The reward model in {self.folder} is not the one that was saved."
+            fix = "Files of the folder were changed or mixed up: copy it whole, or train anew."
+            raise InvalidData(what, f"Of its stored probe {number}, {difference}.", fix)
 
     def _copy_tokenizer(self, place: Path) -> None:
         """The tokenizer's files, with the token that pads here: transformers reads it from them."""

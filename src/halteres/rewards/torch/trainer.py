@@ -32,11 +32,7 @@ from torch import Tensor, nn
 
 from halteres.engine.folders import recover
 from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
-from halteres.rewards.model_folder import (
-    RewardFile,
-    template_for,
-    texts_of,
-)
+from halteres.rewards.model_folder import RewardFile, template_for, texts_of
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
@@ -213,9 +209,14 @@ class RewardTrainer:
 
     def _steps(self, step: int, terminated: threading.Event, show: ShowStep) -> tuple[int, StopReason]:
         """Train from this step on; where it ended, and why."""
+        from transformers import get_scheduler
+
         config, interval = self.args, Interval()
+        warmup = config.warmup_steps * (self.total_steps if config.warmup_steps < 1 else 1)
+        scheduler = get_scheduler(config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps)
+        (share_of_rate, *_) = scheduler.lr_lambdas
         while step < self.total_steps:
-            rate = (config.learning_rate or 0.0) * schedule(config, step, self.total_steps)
+            rate = (config.learning_rate or 0.0) * share_of_rate(step)
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
             gradient_norm = self._step(step, interval)
@@ -410,18 +411,14 @@ class RewardTrainer:
         except FileNotFoundError as error:
             raise NotFound(f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing.") from error
         except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise InvalidData(
-                f"The checkpoint {folder} is damaged.",
-                f"{TRAINER_STATE} cannot be read ({type(error).__name__}).",
-                "Remove its folder: --resume then goes on from the one before, if there is one.",
-            ) from error
+            fix = "Remove its folder: --resume then goes on from the one before, if there is one."
+            why = f"{TRAINER_STATE} cannot be read ({type(error).__name__})."
+            raise InvalidData(f"The checkpoint {folder} is damaged.", why, fix) from error
         differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
         if differing:
-            raise InvalidData(
-                f"The checkpoint {folder} belongs to another training.",
-                f"It differs in {', '.join(differing)}.",
-                "Resume with the data and the settings that it was made with.",
-            )
+            fix = "Resume with the data and the settings that it was made with."
+            why = f"It differs in {', '.join(differing)}."
+            raise InvalidData(f"The checkpoint {folder} belongs to another training.", why, fix)
         self.model.network.load_weights(folder)
         self._optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["rng"])
@@ -430,21 +427,6 @@ class RewardTrainer:
                 self._threshold.copy_(state["threshold"])
         self._history, self.num_tokens = list(state["history"]), state["num_tokens"]
         return state["step"]
-
-
-def schedule(config: RewardConfig, step: int, total: int) -> float:
-    """The share of the learning rate at a step, as transformers 5.23 schedules it."""
-    warmup = math.ceil(config.warmup_steps * total) if 0 < config.warmup_steps < 1 else int(config.warmup_steps)
-    if config.lr_scheduler_type == "constant":
-        return 1.0
-    if step < warmup:
-        return step / max(1, warmup)
-    if config.lr_scheduler_type == "constant_with_warmup":
-        return 1.0
-    done = (step - warmup) / max(1, total - warmup)
-    if config.lr_scheduler_type == "cosine":
-        return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
-    return max(0.0, 1 - done)
 
 
 @contextmanager
