@@ -446,7 +446,9 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
     elif eos_token:
         ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
         others["with_end_token"] = await scorer.score(ended)
-    values = {name: np.array([one.value for one in scores if one is not None]) for name, scores in others.items()}
+    values: dict[ProbeName, Floats] = {
+        name: np.array([one.value for one in scores if one is not None]) for name, scores in others.items()
+    }
     return tuple(
         Probe(
             name=name,

@@ -255,8 +255,9 @@ class Judge:
 
         def places(answer: Completion) -> list[int] | None:
             ranking, numbers = _json(answer.text).get("ranking"), list(range(1, len(samples) + 1))
-            are_numbers = isinstance(ranking, list) and all(type(number) is int for number in ranking)
-            return [ranking.index(number) for number in numbers] if are_numbers and sorted(ranking) == numbers else None
+            if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
+                return None
+            return [ranking.index(number) for number in numbers] if sorted(ranking) == numbers else None
 
         return await self._read_answer(question, places)
 

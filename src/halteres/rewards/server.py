@@ -214,7 +214,7 @@ def create_app(
         middleware=[Middleware(AccessControl, policy=AccessPolicy.of(address, key, allowed_hosts))],
         exception_handlers={
             HalteresError: _on_error,
-            HTTPException: lambda _, error: _json({"detail": error.detail}, error.status_code, error.headers),
+            HTTPException: _on_missing,
             ClientDisconnect: lambda *_: Response(status_code=400),  # the client hung up: nobody reads it
         },
     )
@@ -236,7 +236,7 @@ class RewardServer:
         output, items = output_of(model, body.output), _counted(given[0])
         if body.items is None:
             is_one_chat = body.messages is not None and isinstance(items[0], dict)
-            items = [{"completion": text} for text in ([items] if is_one_chat else items)]
+            items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
         results = await self._results(name, items)
         answers = [
             {
@@ -428,3 +428,7 @@ def _on_error(request: Request, error: Any) -> Response:  # a HalteresError
     after = error.details.get("retry_after_s")
     headers = {} if after is None else {"Retry-After": str(after)}
     return _json(as_http(error), error.status, headers)
+
+
+def _on_missing(request: Request, error: Any) -> Response:  # an HTTPException
+    return _json({"detail": error.detail}, error.status_code, error.headers)

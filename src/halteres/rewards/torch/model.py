@@ -346,7 +346,7 @@ def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, li
 
 def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None) -> Tokenizer:
     """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
-    given = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
+    given: Any = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
     source = given.folder if isinstance(given, Tokenizer) else None
     if isinstance(given, str | Path):
         source = model_place(given)

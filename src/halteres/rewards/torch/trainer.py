@@ -119,10 +119,8 @@ class RewardTrainer:
         if train_dataset is None:
             raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
         self.on_step, self.should_stop = on_step, should_stop
-        self._preferences, held_out = (
-            read_preferences(one) if one is not None and not isinstance(one, Preferences) else one
-            for one in (train_dataset, eval_dataset)
-        )
+        self._preferences = _preferences(train_dataset)
+        held_out = None if eval_dataset is None else _preferences(eval_dataset)
         tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
         form = "conversational" if self._preferences.form == "conversational" else "standard"
         how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
@@ -213,7 +211,7 @@ class RewardTrainer:
 
         config, interval = self.args, Interval()
         warmup = config.warmup_steps * (self.total_steps if config.warmup_steps < 1 else 1)
-        scheduler = get_scheduler(config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps)
+        scheduler: Any = get_scheduler(config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps)
         (share_of_rate, *_) = scheduler.lr_lambdas
         while step < self.total_steps:
             rate = (config.learning_rate or 0.0) * share_of_rate(step)
@@ -509,6 +507,10 @@ def termination() -> Iterator[threading.Event]:
     finally:
         for one, handler in before:
             signal.signal(one, handler)
+
+
+def _preferences(source: Any) -> Preferences:
+    return source if isinstance(source, Preferences) else read_preferences(source)
 
 
 def _not_finite(what: str, where: str) -> LossNotFinite:
