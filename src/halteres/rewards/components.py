@@ -57,9 +57,7 @@ RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)  # names that 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
 
-Aspect = Literal["presence", "correctness"]
-"""What a rubric's criterion looks for: that something is there, or that it is right."""
-
+Aspect = Literal["presence", "correctness"]  # what a rubric's criterion looks for: that something is there, or is right
 RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE, *get_args(Aspect))
 """Names that metrics use below a component's, and that no criterion and no objective may have."""
 
@@ -86,14 +84,9 @@ class JudgeSpec(_Spec):
     base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")]
     model: Annotated[str, Field(description="the model's name there")] = "default"
     key_variable: Annotated[
-        str | None,
-        Field(
-            pattern="JUDGE.*KEY", description="variable that holds the endpoint's key, e.g. JUDGE_KEY; default: none"
-        ),
+        str | None, Field(pattern="JUDGE.*KEY", description="variable with the endpoint's key, e.g. JUDGE_KEY")
     ] = None
-    method: Annotated[
-        Method, Field(description="without a rubric: rank a group's answers, or compare them in pairs")
-    ] = "ranking"
+    method: Annotated[Method, Field(description="without a rubric: rank a group, or compare pairs")] = "ranking"
     question: Annotated[str, Field(description="without a rubric: what is asked about the answers")] = (
         "Which answer serves the user's request better?"
     )
@@ -111,18 +104,14 @@ class RewardSpec(_Spec):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", description="the name of its metrics")]
     environment: Annotated[bool, Field(description="the environment's own score")] = False
-    function: Annotated[
-        str | None, Field(description="a Python function of TRL's signature: module:name or file.py:name")
-    ] = None
+    function: Annotated[str | None, Field(description="of TRL's signature: module:name or file.py:name")] = None
     model: Annotated[
-        str | None,
-        Field(description="a reward model: its folder or its server's address; several, by commas: an ensemble"),
+        str | None, Field(description="a reward model's folder or its server's address; several by commas: an ensemble")
     ] = None
     combination: Annotated[Combination, Field(description="of an ensemble's scores")] = "mean"
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
-        str | dict[str, Any] | list[dict[str, Any]] | None,
-        Field(description="a rubric's file, or the rubric itself; `judge` grades by it"),
+        str | dict[str, Any] | list[dict[str, Any]] | None, Field(description="by which `judge` grades, or its file")
     ] = None
     rubric_column: Annotated[str | None, Field(description="the task's field that holds its own rubric")] = None
     judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None
@@ -130,9 +119,7 @@ class RewardSpec(_Spec):
     clip: Annotated[tuple[float, float] | None, Field(description="lowest and highest value that counts")] = None
     gate: Annotated[bool, Field(description="unless it is above its threshold, nothing but the gates counts")] = False
     threshold: Annotated[float, Field(description="of a gate")] = 0.0
-    when: Annotated[
-        When, Field(description="of several turns: score the episode, after each turn, or what each turn changed")
-    ] = "episode"
+    when: Annotated[When, Field(description="score episodes, after each turn, or what each turn changed")] = "episode"
     timeout_s: Annotated[float, Field(gt=0, description="seconds in which a group must be scored")] = 120.0
 
     @model_validator(mode="after")
@@ -363,8 +350,7 @@ class Reward:
     own_weight: float = 0.0  # what the environment's own rewards of turns are multiplied by
 
 
-Values = Mapping[str, Sequence[Value | None]]
-"""Component -> one value per rollout of the group; None: it has none."""
+Values = Mapping[str, Sequence[Value | None]]  # component -> one value per rollout of the group; None: it has none
 
 
 def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregation) -> list[Reward | None]:

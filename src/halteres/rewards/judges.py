@@ -167,7 +167,17 @@ class Judge:
         win and 0.5 for a tie.
         """
         if self.spec.method == "ranking":
-            return await self._rank(samples)
+            none: list[float | None] = [None] * len(samples)
+            if len(samples) < 2:
+                return none
+            async with self._slots:
+                forth = await self._ranked(samples)
+                back = None if forth is None else await self._ranked(samples[::-1])
+            if forth is None or back is None:
+                return none
+            self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
+            worst = 2 * (len(samples) - 1)
+            return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
         pairs = list(combinations(range(len(samples)), 2))
         results = await asyncio.gather(*(self.compare(samples[one], samples[other]) for one, other in pairs))
         points: list[list[float]] = [[] for _ in samples]
@@ -177,21 +187,7 @@ class Judge:
                 points[other].append(1 - result)
         return [math.fsum(won) / len(won) if won else None for won in points]
 
-    async def _rank(self, samples: Sequence[Sample]) -> list[float | None]:
-        count = len(samples)
-        if count < 2:
-            return [None] * count
-        async with self._slots:
-            forth = await self._ranked(samples)
-            back = None if forth is None else await self._ranked(samples[::-1])
-        if forth is None or back is None:
-            return [None] * count
-        self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
-        worst = 2 * (count - 1)
-        return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
-
     def _check_budget(self) -> None:
-        """OverBudget where a further request would be one too many, or the tokens are spent."""
         spec = self.spec
         for spent, whose, kind, limit in (
             (self._in_step, "this step's", "calls", spec.calls_per_step),
@@ -264,8 +260,8 @@ class Judge:
     async def _read_answer(
         self, question: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
     ) -> T | None:
-        """What was read of the judge's answer, or None; what became of the question is counted. One by letter that was
-        not read is put in writing, and counted then. Raises NoLogprobs."""
+        """What was read of the judge's answer, or None; what became of the question is counted, unless it is one by
+        letter, which is then put in writing. Raises NoLogprobs."""
         key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{question}".encode()).hexdigest()
         if key in self._cache:
             self._counts.update(("cached", "read"))

@@ -17,6 +17,9 @@ from halteres.rewards.model_folder import Calibration, Side
 from halteres.rewards.preferences import Comparison
 
 Floats = npt.NDArray[np.float64]
+AnswerScores = Mapping[
+    str, tuple[Sequence[float], Sequence[float]]
+]  # by a question's id: of its correct, wrong answers
 
 Z_95 = 1.959964  # standard deviations of a normal distribution between which 95 % of it lie
 NUM_BINS = 10  # of confidences from 0.5 to 1, for the calibration error
@@ -26,8 +29,7 @@ TIES = "Ties"
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
-WIDEST = 1000.0
-"""Factor of the leads' mean size within which a temperature lies: all right would ask for 0, all wrong for none."""
+WIDEST = 1000.0  # factor of the leads' mean size within which a temperature lies: all right would ask for 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +87,6 @@ class Benchmark:
     overall: float  # mean of the subsets
     by_subset: Mapping[str, float]  # best-of-N credit; of Ties its own formula
     ties: TieSubset | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TieScores:
-    """The scores of one question's answers."""
-
-    correct: Sequence[float]
-    wrong: Sequence[float]
-
-    @property
-    def gap(self) -> float:
-        """Worst correct minus best wrong."""
-        return min(self.correct) - max(self.wrong)
-
-    @property
-    def spread(self) -> float:
-        """Best minus worst correct."""
-        return max(self.correct) - min(self.correct)
 
 
 def share(hits: float, count: int) -> Share:
@@ -190,11 +174,11 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
     for subset in sorted({str(one.kind) for one, _ in scored}):
         rows = [(one, scores) for one, scores in scored if one.kind == subset]
         if subset == TIES and all(one.id.startswith(("ref:", "tied:")) for one, _ in rows):
-            questions: dict[str, dict[str, TieScores]] = {"ref": {}, "tied": {}}
+            questions: dict[str, dict[str, tuple[list[float], list[float]]]] = {"ref": {}, "tied": {}}
             for one, scores in rows:
                 form, _, name = one.id.partition(":")
                 correct = np.array(one.ranks) == 0
-                questions[form][name] = TieScores(correct=scores[correct].tolist(), wrong=scores[~correct].tolist())
+                questions[form][name] = scores[correct].tolist(), scores[~correct].tolist()
             ties = tie_subset(questions["ref"], questions["tied"])
             by_subset[subset] = ties.score
         else:
@@ -202,17 +186,18 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
     return Benchmark(overall=_mean(list(by_subset.values())), by_subset=by_subset, ties=ties)
 
 
-def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> TieSubset:
+def tie_subset(ref: AnswerScores, tied: AnswerScores) -> TieSubset:
     """The score of the subset Ties, by questions with one right answer and, by the same id, their twins with several.
 
+    The gap is the worst correct minus the best wrong score, the spread the best minus the worst correct one;
     0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 * both_gaps_over_spread
     + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the gap.
     """
-    twins = [(ref[name], tied[name]) for name in tied if name in ref]
-    smaller = [(min(one.gap, many.gap), many.spread) for one, many in twins]
-    accuracy_tied = _mean([many.gap > 0 for many in tied.values()])
-    accuracy_ref = _mean([one.gap > 0 for one in ref.values()])
-    gap_over_spread = _mean([many.gap > many.spread for many in tied.values()])
+    gaps_ref, gaps = ({name: min(a) - max(b) for name, (a, b) in one.items()} for one in (ref, tied))
+    spreads = {name: max(correct) - min(correct) for name, (correct, _) in tied.items()}
+    smaller = [(min(gaps_ref[name], gaps[name]), spreads[name]) for name in tied if name in ref]
+    accuracy_tied, accuracy_ref = (_mean([gap > 0 for gap in one.values()]) for one in (gaps, gaps_ref))
+    gap_over_spread = _mean([gaps[name] > spreads[name] for name in tied])
     both = _mean([gap > spread for gap, spread in smaller])
     excess = _mean([math.tanh(gap / spread - 1) if spread else float(np.sign(gap)) for gap, spread in smaller])
     return TieSubset(

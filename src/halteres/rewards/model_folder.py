@@ -26,22 +26,14 @@ from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
 from halteres.text import Message, Tokenizer
 
-Device = Literal["auto", "cpu", "cuda"]
-"""Where a reward model computes; `auto`: a GPU where there is one."""
-
-Side = Literal["chosen", "both"]
-"""Whose mean score an offset is."""
-
+Device = Literal["auto", "cpu", "cuda"]  # where a reward model computes; `auto`: a GPU where there is one
+Side = Literal["chosen", "both"]  # whose mean score an offset is
 Truncation = Literal["keep_end", "keep_start", "drop", "error"]
 """What becomes of a text that is too long: its oldest messages and then its first tokens go; its last tokens before
 the end token go; its row is not used; it is refused."""
 
-RESULT = "reward_model"
-"""Folder in the directory of a run that trains one: the model; checkpoints are in it, as TRL leaves them."""
-
-SAVING = "saving"
-"""Folder in a model's folder that is being replaced: the new files, whole, until the last is in its place."""
-
+RESULT = "reward_model"  # folder in the directory of a run that trains one: the model, and checkpoints in it
+SAVING = "saving"  # folder in a model's folder that is being replaced: the new files, until the last is in its place
 _NEXT = "Name a folder that `halteres reward train`, TRL's RewardTrainer or save_pretrained has written."
 
 

@@ -22,8 +22,7 @@ LEAST_SHARE = 0.5  # of the gain that should show in the panel
 ERRORS = 2.0  # standard errors by which a share must be below that: few held-out answers raise no alarm by chance
 LEAST_MOVE = 0.05  # of a mean grade, 0 to 1: a smaller rise or fall is none
 
-Row = Mapping[str, Any]
-"""An evaluation's row: metric -> value."""
+Row = Mapping[str, Any]  # an evaluation's row: metric -> value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

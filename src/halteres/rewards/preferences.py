@@ -21,20 +21,12 @@ from halteres.files import NOT_JSON
 from halteres.rewards.components import RESERVED_PARTS
 from halteres.text import Message
 
-Text = str | Sequence[Message] | Sequence[int]
-"""A string, messages, or tokens."""
-
-Form = Literal["standard", "conversational", "pre-tokenised"]
-"""Strings, messages, or tokens: one set of data is of one form."""
-
-OnIdentical = Literal["error", "tie", "drop"]
-"""What becomes of a row whose completions are the same text under different ranks."""
-
+Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
+Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
+OnIdentical = Literal["error", "tie", "drop"]  # what becomes of a row that ranks a text above itself
 Source = str | Path | Iterable[Mapping[str, Any]]
 
-SHIPPED = "halteres/arithmetic-pairs"
-"""The preference set inside the package: this name alone is its training half, with `:held_out` the other."""
-
+SHIPPED = "halteres/arithmetic-pairs"  # in the package: alone the half to train on, with `:held_out` the other
 MOST_ROWS = 10  # row numbers that are listed of one problem; the rest are counted
 STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'

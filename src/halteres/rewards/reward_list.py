@@ -23,9 +23,7 @@ from halteres.rewards.judges import PROMPTS, Judge, NoGrade
 from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
 from halteres.scores import Scorable
 
-READY_WITHIN_S = 300.0
-"""How long a reward server may load its model before it is asked to score: a component's deadline begins after that."""
-
+READY_WITHIN_S = 300.0  # how long a reward server may load its model: a component's deadline begins after that
 LOOK_S = 5.0  # how long a reward server may take to say, at a later step, which model it has
 
 

@@ -41,13 +41,10 @@ When = Literal["no", "steps", "epoch"]
 
 RUN_FILE = "reward_training.json"  # in the directory of a run that trains a reward model: what it was asked for
 LORA_LEARNING_RATE = 1e-4
-
-ADAM_BYTES, FROZEN_BYTES = 16, 4
-"""Of memory for one parameter in fp32: weight, gradient and two moments; a weight alone."""
-
+ADAM_BYTES, FROZEN_BYTES = 16, 4  # of a parameter in fp32: weight, gradient and two moments; a weight alone
 PROCESS_BYTES = 500_000_000  # what torch and transformers take before any weight
+# Settings of TRL's that change no number: accepted, so that a config written for it is read.
 _IGNORED = frozenset({"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"})
-"""Settings of TRL's that change no number: accepted, so that a config written for it is read."""
 
 
 @dataclass(frozen=True, slots=True)

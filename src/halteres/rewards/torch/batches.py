@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 WINDOW = 64  # batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch
-PADDING = -1
-"""The branch of padding. It sees tokens, so that no softmax is over nothing; no token sees it, for it comes last."""
+PADDING = -1  # the branch of padding: it sees tokens, for no softmax may be over nothing; none sees it, it comes last
 
 
 @dataclass(frozen=True, slots=True)

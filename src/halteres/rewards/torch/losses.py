@@ -182,17 +182,16 @@ class Interval:
 
     def metrics(self) -> dict[str, float]:
         """Of the interval."""
-        leads = np.array(self.leads)
         seconds = time.process_time() - self.began_cpu_s
-        kinds = sorted(self.leads_of)
+        leads = {f"/{kind}": np.array(self.leads_of[kind]) for kind in sorted(self.leads_of)}
+        leads = {"": np.array(self.leads), **leads} if self.leads else {}
         return {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "min_reward": min(self.scores),
             "mean_reward": float(np.mean(self.scores)),
             "max_reward": max(self.scores),
-            **({"accuracy": float((leads > 0).mean()), "margin": float(leads.mean())} if len(leads) else {}),
-            **{f"accuracy/{kind}": float((np.array(self.leads_of[kind]) > 0).mean()) for kind in kinds},
-            **{f"margin/{kind}": float(np.mean(self.leads_of[kind])) for kind in kinds},
+            **{f"accuracy{of}": float((own > 0).mean()) for of, own in leads.items()},
+            **{f"margin{of}": float(own.mean()) for of, own in leads.items()},
             "tie_rate": self.num_ties / max(1, self.num_pairs),
             "padding_share": 1 - self.real_tokens / self.computed_tokens,
             "tokens_per_cpu_s": self.useful_tokens / seconds if seconds > 0 else 0.0,

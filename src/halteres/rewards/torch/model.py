@@ -48,14 +48,10 @@ from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
-PROBE_TOLERANCE = 1e-4
-"""A loaded model scores its probes as the saved one did, in fp32, to this share of the score or absolutely."""
-
+PROBE_TOLERANCE = 1e-4  # of a probe's score, or absolutely, between the loaded model and the saved one, in fp32
 MAX_PROBES = 4
 TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
-
 UNSHARED = "Each text is a row of its own: this model takes no mask of shared prefixes."
-
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
 
 Scored = Scorable | str | Sequence[Message] | Sequence[int]

@@ -23,12 +23,8 @@ from halteres.rewards.model_folder import Device, num_outputs_of
 from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
 from halteres.rewards.training_plan import LoraSettings
 
-PART_TOKENS = {"cpu": 128, "cuda": 4096}
-"""Padding tokens that cost as much as another pass: rows of very different lengths go in passes of their own."""
-
-CLOSE = 1e-5
-"""Scores of a row with branches and of rows apart may differ by so much, in fp32, of a model that shares prefixes."""
-
+PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
+CLOSE = 1e-5  # scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are shared
 HEAD = "score"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -126,12 +122,10 @@ class ScoringNetwork:
         wide = settings.target_modules == "all-linear"
         targets = [name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules]
         if not targets:
-            raise InvalidConfig(
-                f"No layer of the model is named {settings.target_modules}.",
-                "LoRA is put on linear layers, never on the head.",
-                "Set target_modules to 'all-linear', or to the last parts of their names.",
-                field="target_modules",
-            )
+            what = f"No layer of the model is named {settings.target_modules}."
+            why = "LoRA is put on linear layers, never on the head."
+            fix = "Set target_modules to 'all-linear', or to the last parts of their names."
+            raise InvalidConfig(what, why, fix, field="target_modules")
         for name in targets:
             self.model.set_submodule(name, LoraLinear(linear[name], settings))
 
@@ -360,10 +354,8 @@ def _from_pretrained(
     labels: dict[str, Any] = {"num_labels": max(1, len(objectives))}
     if objectives:
         labels |= {"id2label": dict(enumerate(objectives)), "label2id": {name: o for o, name in enumerate(objectives)}}
-    chosen = {"dtype": torch.float32, **labels, **arguments}
-    model: Any = AutoModelForSequenceClassification.from_pretrained(
-        folder, trust_remote_code=trust_remote_code, **chosen
-    )
+    chosen = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **labels, **arguments}
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, **chosen)
     for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
         parameter.data = parameter.data.clone()
     return model

@@ -56,12 +56,11 @@ from halteres.rewards.training_plan import (
 )
 from halteres.scores import REWARD_FILE
 
-StopReason = Literal["finished", "stopped", "terminated"]
-"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
-
+StopReason = Literal["finished", "stopped", "terminated"]  # `should_stop` said so; SIGTERM or Ctrl-C did
+ShowStep = Callable[[int, Mapping[str, float] | None], None]
+# Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same.
 ORDER = ("seed", "per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy", "max_steps",
          "num_train_epochs")  # fmt: skip
-"""Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +74,6 @@ class TrainingResult:
     metrics: Mapping[str, float]  # of the last report and the last evaluation
     history: tuple[Mapping[str, float], ...]  # every report
     truncation: TruncationReport
-
-
-ShowStep = Callable[[int, Mapping[str, float] | None], None]
 
 
 class LossNotFinite(HalteresError):
