@@ -86,13 +86,18 @@ def train(
     """Train a reward model on preferences."""
     from halteres.errors import InvalidConfig
     from halteres.rewards.training_plan import forecast, parse_settings, read_plan
-    from halteres.runs.starting.reward_training import plan_reward_training
+    from halteres.runs.directory import find_run
+    from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
         others = {**flags, "out": out, "config": config, "set": settings, "lora": lora, "resume": resume}
-        others["on_identical"] = on_identical != "error"
-        start = _resumption(resume_run, name, [flag for flag, value in others.items() if value])
+        others["on-identical"] = on_identical != "error"
+        if given := [f"--{flag.replace('_', '-')}" for flag, value in others.items() if value]:
+            why = "A resumed training keeps the model, data and settings that its checkpoint was made with."
+            fix = "Leave them out, or start a new training."
+            raise InvalidConfig(f"{', '.join(given)} cannot be given with --resume-run.", why, fix)
+        start = plan_resumed_training(find_run(resume_run), name=name)
         if dry_run:
             _show_forecast(start.forecast, as_json)
         else:
@@ -100,17 +105,17 @@ def train(
         return
     if name is not None and not detach:
         raise InvalidConfig("--name is of a run.", "Without --detach there is none.", "Add --detach, or leave it out.")
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    given |= parse_settings(settings or [])
+    fields: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    fields |= parse_settings(settings or [])
     if out is not None:
-        given["output_dir"] = str(out)
+        fields["output_dir"] = str(out)
     if lora:
-        given.setdefault("lora", {})
+        fields.setdefault("lora", {})
     if on_identical != "error":
-        given["on_identical"] = on_identical
+        fields["on_identical"] = on_identical
     if as_json:
-        given["disable_tqdm"] = True
-    plan = read_plan(config, given)
+        fields["disable_tqdm"] = True
+    plan = read_plan(config, fields)
     folder = _base_model(plan.model)
     if dry_run:
         _show_forecast(forecast(plan, folder), as_json)
@@ -134,21 +139,6 @@ def train(
         typer.echo(f"Next: halteres reward eval {result.folder} {plan.eval_data or 'HELD_OUT'} --min-accuracy 0.80")
     else:
         typer.echo("Next: the same command with --resume")
-
-
-def _resumption(run: str, name: str | None, given: Sequence[str]) -> RewardStart:
-    """A training run gone on with, as a new one; flags that were given are refused: the run has its own."""
-    from halteres.errors import InvalidConfig
-    from halteres.runs.directory import find_run
-    from halteres.runs.starting.reward_training import plan_resumed_training
-
-    if given:
-        raise InvalidConfig(
-            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} cannot be given with --resume-run.",
-            "A resumed training keeps the model, data and settings that its checkpoint was made with.",
-            "Leave them out, or start a new training.",
-        )
-    return plan_resumed_training(find_run(run), name=name)
 
 
 def _start_run(start: RewardStart, as_json: bool) -> None:
