@@ -267,11 +267,9 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     InvalidConfig where it is no judge, InvalidData where the rows are none for it, NotReady where it gave no verdict.
     """
     if spec.judge is None or spec.rubric_column is not None:
-        raise InvalidConfig(
-            f"The component '{spec.name}' is no judge of preferences.",
-            "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`.",
-            "Give it a table `judge`, and for grades a `rubric`.",
-        )
+        why = "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`."
+        fix = "Give it a table `judge`, and for grades a `rubric`."
+        raise InvalidConfig(f"The component '{spec.name}' is no judge of preferences.", why, fix)
     if any(one.labels for one in preferences.comparisons):
         what = f"The judge '{spec.name}' cannot be evaluated on steps with labels."
         raise InvalidData(what, "A judge grades whole answers.", "Name rows with chosen and rejected.")
@@ -307,15 +305,12 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     consistency = metrics.share(counts.get("consistent", 0), in_both) if in_both else None
     figures = JudgeFigures(**{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency)
     if not scored:
-        raise NotReady(
-            f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
-            f"{figures.failed} questions failed, {figures.unreadable} answers could not be read, "
-            f"{figures.over_budget} questions were over its budget."
-            + (f" The last: {judge.last_failure}" if judge.last_failure else ""),
-            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
-            if figures.failed
-            else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",
-        )
+        lost = f"{figures.failed} questions failed, {figures.unreadable} answers could not be read"
+        why = f"{lost}, {figures.over_budget} questions were over its budget. The last: {judge.last_failure}"
+        fix = f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+        if not figures.failed:
+            fix = "Take a judge that follows instructions, or raise max_new_tokens or its budget."
+        raise NotReady(f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.", why, fix)
     return replace(_figures(scored, preferences, spec.name), judge=figures)
 
 

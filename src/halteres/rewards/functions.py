@@ -26,6 +26,8 @@ from typing import Any
 from halteres.errors import InvalidConfig, ScorerFailed
 from halteres.text import Message
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -91,19 +93,13 @@ class RewardFunction:
         }
         parameters = inspect.signature(self._function).parameters
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        missing = [
-            one.name
-            for one in parameters.values()
-            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            if one.name not in arguments
-        ]
+        needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in VARIADIC]
+        missing = [name for name in needed if name not in arguments]
         if missing:
-            raise ScorerFailed(
-                f"{self._name} takes {', '.join(missing)}, which this task does not have.",
-                f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per "
-                "completion.",
-                "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
-            )
+            what = f"{self._name} takes {', '.join(missing)}, which this task does not have."
+            why = f"It is called with {', '.join(arguments)}: lists with one value per completion."
+            fix = "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE."
+            raise ScorerFailed(what, why, fix)
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
 
 

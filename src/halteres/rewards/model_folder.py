@@ -209,11 +209,9 @@ class ModelFolder:
 def read_reward_file(folder: Path) -> RewardFile | None:
     """What the folder says; None of somebody else's. InvalidData: damaged, half replaced, or of another template."""
     if (folder / SAVING).is_dir():
-        raise InvalidData(
-            f"The reward model in {folder} is half replaced.",
-            f"Whoever saved it was killed, or is at it: {SAVING} holds new files.",
-            f"Save it again, or move the files of {SAVING} up and remove it.",
-        )
+        why = f"Whoever saved it was killed, or is at it: {SAVING} holds new files."
+        fix = f"Save it anew, or move the files of {SAVING} up and remove it."
+        raise InvalidData(f"The reward model in {folder} is half replaced.", why, fix)
     file = folder / REWARD_FILE
     if not file.is_file():
         return None
@@ -278,11 +276,9 @@ def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
         return own
     others = set(tokenizer.special_tokens) - {eos_token, tokenizer.specials.get("bos_token")}
     if not others:
-        raise InvalidData(
-            f"The tokenizer in {tokenizer.folder} has no token to pad with.",
-            "Its only special token ends texts, and transformers does not read the padding token at a text's end.",
-            "Name another special token as pad_token in tokenizer_config.json.",
-        )
+        why = "Its only special token ends texts, and transformers does not read the padding token at a text's end."
+        fix = "Name another special token as pad_token in tokenizer_config.json."
+        raise InvalidData(f"The tokenizer in {tokenizer.folder} has no token to pad with.", why, fix)
     in_order = (token for token in tokenizer.special_tokens if token in others)
     return min(in_order, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
 

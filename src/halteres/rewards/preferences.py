@@ -153,11 +153,9 @@ def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> 
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
     count = round(share * len(ordered))
     if not 0 < count < len(ordered):
-        raise InvalidConfig(
-            f"A share of {share:g} cannot be held out of {preferences.source}.",
-            f"It has {len(ordered)} prompts, of which {count} would be held out.",
-            "Choose another share, or name a file of held-out rows.",
-        )
+        why = f"It has {len(ordered)} prompts, of which {count} would be held out."
+        fix = "Choose another share, or name a file of held-out rows."
+        raise InvalidConfig(f"A share of {share:g} cannot be held out of {preferences.source}.", why, fix)
     chosen = set(ordered[:count])
 
     def side(name: str, is_held_out: bool) -> Preferences:
@@ -189,11 +187,9 @@ class _NumberedRows:
 
 def _read(source: Source) -> _NumberedRows:
     if isinstance(source, Mapping):
-        raise InvalidData(
-            "The preference data is one mapping, not rows.",
-            f"Its keys are {', '.join(map(repr, source)) or 'none'}.",
-            "Of a data set with several splits hand over one: dataset['train'].",
-        )
+        fix = "Of a data set with several splits hand over one: dataset['train']."
+        why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
+        raise InvalidData("The preference data is one mapping, not rows.", why, fix)
     found = _from_place(str(source)) if isinstance(source, str | Path) else _from_objects("data", source)
     if not found.rows:
         raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
@@ -214,11 +210,9 @@ def _from_place(place: str) -> _NumberedRows:
         try:
             return _from_objects(place, datasets.load_dataset(hub["name"], split=hub["split"] or "train"))
         except Exception as error:  # any of a library's: no network, no such name or split
-            raise InvalidConfig(
-                f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub.",
-                f"{type(error).__name__}: {error}.",
-                "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl",
-            ) from error
+            what = f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub."
+            fix = "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl"
+            raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
     if file.suffix == ".parquet" and file.is_file():
         parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
         try:
@@ -235,24 +229,21 @@ def _from_file(file: Path) -> _NumberedRows:
         text = content.decode("utf-8-sig")
     except IsADirectoryError as error:
         inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
-        raise InvalidData(
-            f"{file} is a folder, not a file of preference data.",
-            f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file.",
-            f"Name one of them: {file / inside[0]}" if inside else "Name a file.",
-        ) from error
+        why = f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file."
+        fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
+        raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix) from error
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else None
-        raise NotFound(
-            f"There is no file {file}.",
-            "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files.",
-            f"Did you mean {file.parent / beside}?" if beside else "",
-        ) from error
+        why = "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
+        fix = f"Did you mean {file.parent / beside}?" if beside else ""
+        raise NotFound(f"There is no file {file}.", why, fix) from error
     except OSError as error:
         raise InvalidData(f"{file} cannot be read.", f"{error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        why, fix = f"Line {line} is the first.", "Save it as UTF-8."
-        raise InvalidData(f"{file.name} is not UTF-8 text.", why, fix) from error
+        raise InvalidData(
+            f"{file.name} is not UTF-8 text.", f"Line {line} is the first.", "Save it as UTF-8."
+        ) from error
     rows: list[tuple[int, Any]] = []
     if text.lstrip()[:1] == "[":
         try:
@@ -283,10 +274,11 @@ def _import_extra(module: str, who: str, instead: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise InvalidConfig(
-            f"{who} needs the package `{package}`.", f"{error}.", f"pip install 'halteres[hub]', or {instead}"
-        ) from error
+        what, fix = (
+            f"{who} needs the package `{module.partition('.')[0]}`.",
+            f"pip install 'halteres[hub]', or {instead}",
+        )
+        raise InvalidConfig(what, f"{error}.", fix) from error
 
 
 def _checked(
@@ -326,28 +318,25 @@ def _checked(
             f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} rows are wrong.",
             ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
             next,
-            problems=[
-                {"problem": problem, "rows": list(rows[:MOST_ROWS]), "count": len(rows)}
-                for problem, rows in problems.items()
-            ],
+            problems=[{"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)} for one, rows in problems.items()],
         )
     if not comparisons:
         why = f"All {len(dropped)} have identical completions."
         raise InvalidData(f"{source} holds no row that can be used.", why)
-    warnings = [f"{_row_numbers(dropped)}: dropped, the completions are identical"] if dropped else []
-    contents = [_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]) for one in comparisons]
-    earlier: set[str] = set()
-    repeated = [one.row for one, key in zip(comparisons, contents, strict=True) if key in earlier or earlier.add(key)]
-    if repeated:
-        warnings.append(f"{_row_numbers(repeated)}: the same as a row before")
-    if len(labels := {label for one in comparisons for label in one.labels}) == 1:
-        rows = _row_numbers([one.row for one in comparisons])
-        warnings.append(f"{rows}: every step is {'right' if True in labels else 'wrong'}")
+    firsts: dict[str, int] = {}
+    for one in comparisons:
+        firsts.setdefault(_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row)
+    new, labels = set(firsts.values()), {label for one in comparisons for label in one.labels}
+    warnings = {
+        "dropped, the completions are identical": dropped,
+        "the same as a row before": [one.row for one in comparisons if one.row not in new],
+        f"every step is {'right' if True in labels else 'wrong'}": [one.row for one in comparisons if len(labels) == 1],
+    }
     return Preferences(
         comparisons=tuple(comparisons),
         source=source,
         digest=found.digest,
-        warnings=tuple(f"{source} {warning}." for warning in warnings),
+        warnings=tuple(f"{source} {_row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
     )
 
 

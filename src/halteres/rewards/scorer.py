@@ -85,11 +85,9 @@ class Ensemble:
         by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
         units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
         if len(set(units.values())) > 1:
-            raise InvalidConfig(
-                "The members of the ensemble score in different units.",
-                f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated.",
-                "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw).",
-            )
+            why = f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated."
+            fix = "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw)."
+            raise InvalidConfig("The members of the ensemble score in different units.", why, fix)
         self.units = next(iter(units.values()), None)
         combined: list[Score | None] = []
         for scores in zip(*by_member, strict=True):

@@ -237,15 +237,17 @@ class RewardServer:
         if body.items is None:
             is_one_chat = body.messages is not None and isinstance(items[0], dict)
             items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
-        results = await self._results(name, items)
-        answers = [
-            {
-                "index": index,
-                **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {}),
-                **(_failure(result) if isinstance(result, HalteresError) else _answer(model, result, output)),
-            }
-            for index, (item, result) in enumerate(zip(items, results, strict=True))
-        ]
+        answers = list[dict[str, Any]]()
+        for index, (item, result) in enumerate(zip(items, await self._results(name, items), strict=True)):
+            answer = {"index": index, **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {})}
+            if isinstance(result, HalteresError):
+                answers.append(answer | _failure(result))
+                continue
+            score = calibrated(model, result, output)
+            answer |= {"score": score.value, "raw": result.value, "out_of_range": score.out_of_range}
+            answer |= {"tokens": result.num_tokens, "truncated": result.truncated}
+            answer |= {"ended_with_eos": result.ended_with_eos, "converted": result.converted}
+            answers.append(answer | ({"parts": dict(result.parts)} if result.parts else {}))
         return _json({"model": name, "output": output, "items": answers, "notes": model.notes})
 
     async def rank(self, request: Request) -> Response:
@@ -396,20 +398,6 @@ def _scorable(item: Any) -> Scorable | UserError:
         tools=tuple(read.tools or ()),
         template_arguments=read.chat_template_kwargs or {},
     )
-
-
-def _answer(model: RewardModel, result: Score, output: Output) -> dict[str, Any]:
-    score = calibrated(model, result, output)
-    return {
-        "score": score.value,
-        "raw": result.value,
-        "out_of_range": score.out_of_range,
-        "tokens": result.num_tokens,
-        "truncated": result.truncated,
-        "ended_with_eos": result.ended_with_eos,
-        "converted": result.converted,
-        **({"parts": dict(result.parts)} if result.parts else {}),
-    }
 
 
 def _failure(error: HalteresError) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
-from halteres.rewards.components import problems_of
+from halteres.rewards.components import problems_of, read_data
 from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
     MOST_ROWS,
@@ -223,13 +223,7 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
     that go before the file's; InvalidConfig names the field that is wrong."""
-    content: Any = {}
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else {}
-    except OSError as error:
-        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"Config file {file} is not YAML.", " ".join(str(error).split())) from error
+    content = {} if file is None else read_data(file, "config file")[1]
     if not isinstance(content, Mapping):
         raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
     fields: dict[str, Any] = {**{str(name): value for name, value in content.items()}, **given}
@@ -274,12 +268,10 @@ def objective_weights(
     parts = (train, held_out) if held_out is not None else (train,)
     for one, source in [(one, rows.source) for rows in parts for one in rows.comparisons]:
         if one.objective is not None and one.objective not in weights:
+            what = f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not."
             guess = nearest(one.objective, weights)
-            raise InvalidData(
-                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
-                f"It has {', '.join(weights) or 'none'}.",
-                f"Did you mean '{guess}'?" if guess else "",
-            )
+            fix = f"Did you mean '{guess}'?" if guess else ""
+            raise InvalidData(what, f"It has {', '.join(weights) or 'none'}.", fix)
     return weights
 
 
@@ -303,12 +295,8 @@ def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]
 def check_held_out(settings: RewardConfig, held_out: Preferences | None) -> None:
     """InvalidConfig where there is to be an evaluation, and nothing to evaluate on."""
     if settings.eval_strategy != "no" and held_out is None:
-        raise InvalidConfig(
-            f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on.",
-            "No held-out rows are given.",
-            "Give eval_data (or hold_out), or leave eval_strategy out.",
-            field="eval_strategy",
-        )
+        what = f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on."
+        raise InvalidConfig(what, next="Give eval_data (or hold_out), or leave it out.", field="eval_strategy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,29 +340,22 @@ def render_rows(
     weighing = [one for one in all_rows if one.weight > 0]
     taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
     if not taught:
-        raise InvalidData(
-            f"No row of {source} teaches anything.",
-            f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, which tie_policy 'drop' "
-            "leaves out.",
-            "Give rows a weight above 0, or take another tie_policy.",
-        )
+        why = f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, and tie_policy is 'drop'."
+        fix = "Give rows a weight above 0, or take another tie_policy."
+        raise InvalidData(f"No row of {source} teaches anything.", why, fix)
     whole = [(one, template.render_comparison(tokenizer, one)) for one in taught]
     stay_whole = template.truncation in ("drop", "error")
     lengths = [max(len(text.tokens) + (0 if stay_whole else text.num_lost) for text in texts) for _, texts in whole]
     too_long = [one.row for one, texts in whole if any(text.num_lost for text in texts)]
     if too_long and template.truncation == "error":
-        raise InvalidData(
-            f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens.",
-            f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
-        )
+        what = f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens."
+        why = f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}"
+        raise InvalidData(what, why, "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.")
     rows = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
     if not rows:
-        raise InvalidData(
-            f"No row of {source} is left to train on.",
-            f"max_length is {template.max_length}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end'.",
-        )
+        why = f"max_length is {template.max_length}. {_quantiles(lengths)}"
+        fix = "Set a larger max_length, or truncation to 'keep_end'."
+        raise InvalidData(f"No row of {source} is left to train on.", why, fix)
     report = TruncationReport(
         rows_cut=len(too_long) - (len(whole) - len(rows)),
         rows_dropped=len(whole) - len(rows),

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -350,7 +350,7 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
         return Tokenizer(source)
     scratch = Path(tempfile.mkdtemp(prefix="halteres-tokenizer-"))
     if source is None:
-        given.save_pretrained(scratch)
+        cast("Any", given).save_pretrained(scratch)
     else:
         shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
     if chat_template is not None:

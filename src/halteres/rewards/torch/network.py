@@ -61,11 +61,9 @@ def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
     config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        raise InvalidData(
-            f"The adapter in {folder} cannot be read.",
-            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read.",
-            "Merge it into its base with PEFT, and name that folder.",
-        )
+        why = f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read."
+        fix = "Merge it into its base with PEFT, and name that folder."
+        raise InvalidData(f"The adapter in {folder} cannot be read.", why, fix)
     found = config.get("target_modules") or ()
     targets = found if found == "all-linear" else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
     settings = LoraSettings(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets)
@@ -100,10 +98,9 @@ class ScoringNetwork:
         self.num_computed_tokens = 0  # so far, padding among them
         self._head: Any = getattr(model, HEAD, None)
         if not isinstance(self._head, nn.Linear):
-            raise InvalidConfig(
-                f"{type(model).__name__} has no head named '{HEAD}', as decoders that score have.",
-                next="Give a decoder's folder, or load it with AutoModelForSequenceClassification and num_labels=1.",
-            )
+            what = f"{type(model).__name__} has no head named '{HEAD}', as decoders that score have."
+            fix = "Give a decoder's folder, or load it with AutoModelForSequenceClassification and num_labels=1."
+            raise InvalidConfig(what, next=fix)
         num_outputs = max(1, len(self.objective_weights))
         if self._head.out_features != num_outputs:
             what = f"The model has {self._head.out_features} outputs."
