@@ -13,7 +13,7 @@ from halteres.cli.serve import PASSED_ON, become
 
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
-    from halteres.rewards.training_plan import Forecast
+    from halteres.rewards.training_plan import Forecast, TrainingPlan
     from halteres.runs.starting.reward_training import RewardStart
 
 app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
@@ -123,6 +123,10 @@ def train(
     if detach:
         _start_run(plan_reward_training(plan, name=name), as_json)
         return
+    _train_here(plan, folder, resume, as_json)
+
+
+def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -> None:
     preferences, held_out, warnings = plan.preferences()
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -272,7 +276,8 @@ def calibrate(
     rows = read_preferences(data, on_identical=on_identical)
     model = RewardModel.load(folder)
     scored = asyncio.run(score_comparisons(LocalScorer(model, "raw"), rows))
-    made = calibration_of(scored, data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset)
+    source = {"data_digest": rows.digest, "template_digest": model.template.digest}
+    made = calibration_of(scored, offset_from=offset).model_copy(update=source)
     file = read_reward_file(folder) or RewardFile(template=model.template)
     write_reward_file(folder, file.model_copy(update={"calibration": made}))
     if as_json:

@@ -230,9 +230,7 @@ async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Sc
     return [found for one, own in scored if (found := _scored(one, own)) is not None]
 
 
-def calibration_of(
-    scored: Sequence[Scored], *, data_digest: str, template_digest: str = "", offset_from: Side = "chosen"
-) -> Calibration:
+def calibration_of(scored: Sequence[Scored], *, offset_from: Side = "chosen") -> Calibration:
     """The calibration by every ranked pair; InvalidData where there are too few, or all scores are equal.
 
     Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
@@ -242,14 +240,7 @@ def calibration_of(
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
     used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
     values_P2 = np.array([pair.scored.values_K[[*pair.places]] for pair in used]).reshape(-1, 2)
-    return fit_calibration(
-        values_P2[:, 0],
-        values_P2[:, 1],
-        leads_P=_leads(used),
-        data_digest=data_digest,
-        template_digest=template_digest,
-        offset_from=offset_from,
-    )
+    return fit_calibration(values_P2[:, 0], values_P2[:, 1], leads_P=_leads(used), offset_from=offset_from)
 
 
 def read_judge(file: Path) -> RewardSpec:

@@ -246,19 +246,12 @@ def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
 
 
 def fit_calibration(
-    chosen_P: Floats,
-    rejected_P: Floats,
-    *,
-    data_digest: str,
-    template_digest: str = "",
-    offset_from: Side = "chosen",
-    leads_P: Floats | None = None,
+    chosen_P: Floats, rejected_P: Floats, *, offset_from: Side = "chosen", leads_P: Floats | None = None
 ) -> Calibration:
     """The calibration of a model by its raw scores of held-out pairs; InvalidData: too few, or all scores are equal.
 
     Args:
         chosen_P, rejected_P: raw scores, shape (P,).
-        data_digest, template_digest: of the pairs, and of the template under which they were scored.
         offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
         leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
     """
@@ -299,8 +292,6 @@ def fit_calibration(
         scale=scale,
         offset_from=offset_from,
         num_pairs=len(leads),
-        data_digest=data_digest,
-        template_digest=template_digest,
         calibration_error=(before, after),
         brier_score=(brier_score(leads), brier_score(leads, temperature)),
         quantiles={str(q): float(np.quantile(both, q)) for q in QUANTILES},

@@ -20,7 +20,7 @@ from halteres.errors import HalteresError, InvalidData, ScorerFailed, boundary
 from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value, read_rubric
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge, NoGrade
-from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
+from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer
 from halteres.scores import Scorable
 
 READY_WITHIN_S = 300.0  # how long a reward server may load its model: a component's deadline begins after that
@@ -51,7 +51,7 @@ class RewardList:
         self._judges = {spec.name: Judge(spec.judge) for spec in specs if spec.judge is not None}
         self._rubrics = {spec.name: read_rubric(spec.rubric) for spec in specs if spec.rubric is not None}
         self._functions = {spec.name: RewardFunction(spec.function) for spec in specs if spec.function is not None}
-        self._models = {spec.name: Models(spec, places_of(spec.model)) for spec in specs if spec.model is not None}
+        self._models = {spec.name: Models(spec) for spec in specs if spec.model is not None}
         self._step: int | None = None
         self._beginning = asyncio.Lock()
 
@@ -175,12 +175,12 @@ class RewardList:
 class Models:
     """A reward model, here or at an address, or an ensemble of several."""
 
-    def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
-        self._members = [
-            open_scorer(place, output=spec.output, waits_for_start=True, timeout_s=spec.timeout_s) for place in places
-        ]
-        self._scorer = self._members[0] if len(places) == 1 else Ensemble(self._members, spec.combination)
-        self._digests: list[str | None] = [None] * len(places)  # None: not known yet; empty: its server tells none
+    def __init__(self, spec: RewardSpec) -> None:
+        how: dict[str, Any] = {"output": spec.output, "combination": spec.combination, "timeout_s": spec.timeout_s}
+        self._scorer = open_scorer(spec.model or "", waits_for_start=True, **how)
+        self._members = self._scorer.members if isinstance(self._scorer, Ensemble) else [self._scorer]
+        # None: not known yet; empty: its server tells none.
+        self._digests: list[str | None] = [None] * len(self._members)
 
     @property
     def digest(self) -> str:
@@ -207,8 +207,7 @@ class Models:
 
     async def close(self) -> None:
         """Close the connections."""
-        for scorer in self._members:
-            await scorer.close()
+        await self._scorer.close()
 
 
 class _Card(msgspec.Struct):

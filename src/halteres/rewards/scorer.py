@@ -77,13 +77,13 @@ class Ensemble:
             raise InvalidConfig("An ensemble needs two members or more.", f"It has {len(members)}.")
         self.name = f"{combination}({', '.join(member.name for member in members)})"
         self.units: Output | None = None  # its members'
-        self._members, self._combination, self._k = members, combination, k
+        self.members, self._combination, self._k = members, combination, k
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
         """One score per text, in order, with the members' disagreement; None where a member has none. InvalidConfig
         where the members score in different units."""
-        by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
-        units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
+        by_member = await asyncio.gather(*(member.score(texts) for member in self.members))
+        units: dict[str, Output] = {one.name: one.units for one in self.members if one.units is not None}
         if len(set(units.values())) > 1:
             why = f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated."
             fix = "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw)."
@@ -114,7 +114,7 @@ class Ensemble:
 
     async def close(self) -> None:
         """Close the members."""
-        for member in self._members:
+        for member in self.members:
             await member.close()
 
 

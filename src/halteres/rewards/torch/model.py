@@ -65,15 +65,13 @@ class RewardModel:
         network: ScoringNetwork,
         tokenizer: Tokenizer,
         template: ScoringTemplate,
-        *,
-        folder: Path | None = None,
-        file: RewardFile | None = None,
-        notes: Sequence[str] = (),
         max_tokens_per_forward: int = 8192,
     ) -> None:
         self.network, self.tokenizer, self.template = network, tokenizer, template
-        self.folder, self.file, self.notes = folder, file, tuple(notes)
         self.max_tokens_per_forward = max_tokens_per_forward
+        self.folder: Path | None = None  # where it was loaded from
+        self.file: RewardFile | None = None
+        self.notes: tuple[str, ...] = ()  # what is assumed of a model that was trained elsewhere
 
     @classmethod
     def load(cls, folder: str | Path, *, max_tokens_per_forward: int = 8192, device: Device = "auto") -> RewardModel:
@@ -98,8 +96,8 @@ class RewardModel:
         network.model.eval()
         if not network.shares_prefixes:
             notes.append(UNSHARED)
-        known: dict[str, Any] = {"folder": place, "file": file, "notes": notes}
-        model = cls(network, tokenizer, template, max_tokens_per_forward=max_tokens_per_forward, **known)
+        model = cls(network, tokenizer, template, max_tokens_per_forward)
+        model.folder, model.file, model.notes = place, file, tuple(notes)
         model._check_probes()
         return model
 
