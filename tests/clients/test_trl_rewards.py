@@ -12,8 +12,8 @@ import torch
 
 from halteres.models import TINY, builtin_path
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
+from halteres.rewards.model_folder import template_for
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.tokenization import template_for
 from halteres.rewards.torch import trainer as trainer_module
 from halteres.rewards.torch.losses import comparison_loss
 from halteres.text import Tokenizer

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.training_plan import preset_for
+from halteres.rewards.training_plan import preset_for, read_plan
+from halteres.runs.starting.reward_training import plan_reward_training
 
 pytestmark = pytest.mark.runs
 
@@ -52,6 +53,18 @@ def test_the_page_runs_from_its_first_command_to_its_last_snippet(
     assert re.search(r"Accuracy: [\d.]+% \([\d.]+% to [\d.]+%\)", printed)
     assert len(names["scores"]) == 2
     assert run(blocks("sh")[3].strip()) == "nothing found\n"
+
+
+def test_the_settings_on_the_page_are_those_of_a_detached_training_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    run(blocks("sh")[0].splitlines()[0])
+    (tmp_path / "reward.yaml").write_text(blocks("yaml")[0])
+    plan = read_plan(tmp_path / "reward.yaml", {})
+    assert plan.settings.output_dir == "reward-model", "where the page's other commands look for it"
+    assert plan_reward_training(plan).total_steps == 6, "24 rows in batches of 8, twice"
 
 
 async def test_the_judge_on_the_page_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from halteres.rewards.checking import check_answers, check_rubric, function_scores, odd_answers
+from halteres.rewards.components import read_rubric
 from halteres.rewards.functions import RewardFunction
-from halteres.rewards.rubrics import read_rubric
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.rewards.evaluation import PROBED, TEXTS_AT_ONCE, evaluate
-from halteres.rewards.model_folder import RewardFile
+from halteres.rewards.model_folder import RewardFile, ScoringTemplate
 from halteres.rewards.preferences import read_preferences, read_rewardbench
 from halteres.rewards.scorer import Ensemble
-from halteres.rewards.tokenization import ScoringTemplate
 from halteres.scores import Scorable, Score
 from rewards.scorers import Scripted
 

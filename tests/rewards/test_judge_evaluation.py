@@ -14,8 +14,8 @@ from halteres.cli.main import app
 from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate_judge, read_judge
+from halteres.rewards.evaluation_report import as_json, facts
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.report import as_json, facts
 from rewards.test_judges import Said, endpoint
 
 ROWS = [

@@ -12,10 +12,9 @@ from environments.stages import Digits, config
 from halteres.environments.config import APIServerConfig
 from halteres.environments.work import Drawn, settle_item
 from halteres.models import TINY
-from halteres.rewards.components import JudgeSpec
+from halteres.rewards.components import JudgeSpec, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
-from halteres.rewards.rubrics import read_rubric
 from halteres.rollouts.rng import Draw
 
 pytestmark = pytest.mark.runs
@@ -35,7 +34,7 @@ async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
             completion=({"role": "assistant", "content": "2 + 3 = 5. So the answer is \\boxed{5}."},),
         )
         grades = [await judge.grade(read_rubric(RUBRIC), said) for _ in range(2)]
-        places = await judge.rank([said, said])
+        places = await judge.relative_values([said, said])
         counts = judge.taken_counts()
         await judge.close()
         assert grades[0] == grades[1], "temperature 0"

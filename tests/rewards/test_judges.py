@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 from environments.stages import serving
 
-from halteres.rewards.components import JudgeSpec, RewardSpec
+from halteres.rewards.components import JudgeSpec, RewardSpec, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge, NoGrade
 from halteres.rewards.reward_list import RewardList
-from halteres.rewards.rubrics import read_rubric
 
 RUBRIC = read_rubric([{"name": "right", "text": "Is it right?", "choices": ["no", "nearly", "yes"]}])
 
@@ -213,11 +212,11 @@ async def test_a_group_is_ranked_in_two_orders() -> None:
 
     samples = [sample(text) for text in ("3", "9", "5")]
     async with judged(by_size) as (judge, one):
-        assert await judge.rank(samples) == [0.0, 1.0, 0.5]
+        assert await judge.relative_values(samples) == [0.0, 1.0, 0.5]
         one.say = lambda _: '{"ranking": [1, 2, 3]}'
-        assert await judge.rank([sample(text) for text in ("a", "b", "c")]) == [0.5, 0.5, 0.5]
+        assert await judge.relative_values([sample(text) for text in ("a", "b", "c")]) == [0.5, 0.5, 0.5]
         one.say = lambda _: '{"ranking": [1, 1, 2]}'
-        assert await judge.rank([sample(text) for text in ("d", "e", "f")]) == [None, None, None]
+        assert await judge.relative_values([sample(text) for text in ("d", "e", "f")]) == [None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +229,7 @@ async def test_a_judge_spends_no_more_than_it_may(limits: dict[str, int], graded
         grades = [await judge.grade(RUBRIC, sample(str(number))) for number in range(4)]
         assert [grade is not None for grade in grades] == [True] * graded + [False] * (4 - graded)
         assert judge.taken_counts()["over_budget"] >= 4 - graded
-        judge.budget.begin_step()
+        judge.begin_step()
         later = await judge.grade(RUBRIC, sample("9"))
     assert (later is not None) == any(name.endswith("step") for name in limits)
 
@@ -278,8 +277,8 @@ async def test_a_group_that_the_budget_does_not_reach_has_no_value_and_no_failur
 
 async def test_a_budget_is_spent_on_whole_comparisons() -> None:
     """Of 28 pairs, 20 calls decide 10 with one at a time, and none is lost but those under way when it is spent."""
-    async with judged(lambda _: {"A": 1.0}, concurrency=4, calls_per_step=20) as (judge, one):
-        values = await judge.compare_all([sample(str(number)) for number in range(8)])
+    async with judged(lambda _: {"A": 1.0}, method="pairwise", concurrency=4, calls_per_step=20) as (judge, one):
+        values = await judge.relative_values([sample(str(number)) for number in range(8)])
         counts = judge.taken_counts()
     assert len(one.requests) == 20 and counts["in_both_orders"] >= 8
     assert any(value is not None for value in values)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halteres.rewards import metrics
-from halteres.rewards.metrics import TieScores, tie_subset
+from halteres.rewards.metrics import tie_subset
 
 
 def test_accuracy_is_strict_and_half_credit_stands_beside_it() -> None:
@@ -90,10 +90,10 @@ def test_a_temperature_divides_the_lead() -> None:
 
 
 def test_the_ties_subset_follows_its_formula() -> None:
-    ref = {"a": TieScores(correct=[3.0], wrong=[1.0]), "b": TieScores(correct=[1.0], wrong=[2.0])}
+    ref = {"a": ([3.0], [1.0]), "b": ([1.0], [2.0])}
     tied = {
-        "a": TieScores(correct=[4.0, 3.5], wrong=[1.5, 0.0]),  # gap 2, spread 0.5
-        "b": TieScores(correct=[4.0, 2.0], wrong=[1.0]),  # gap 1, spread 2
+        "a": ([4.0, 3.5], [1.5, 0.0]),  # gap 2, spread 0.5
+        "b": ([4.0, 2.0], [1.0]),  # gap 1, spread 2
     }
     found = tie_subset(ref, tied)
     excess = (math.tanh(2 / 0.5 - 1) + math.tanh(-1 / 2 - 1)) / 2
@@ -104,5 +104,5 @@ def test_the_ties_subset_follows_its_formula() -> None:
 
 
 def test_answers_without_any_spread_have_the_sign_of_their_gap() -> None:
-    same = {"a": TieScores(correct=[1.0, 1.0], wrong=[0.0])}
+    same = {"a": ([1.0, 1.0], [0.0])}
     assert tie_subset(same, same).mean_excess == 1.0

@@ -15,7 +15,7 @@ from halteres.cli.main import app
 from halteres.clients.rewards import RewardClient
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY
-from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, report
+from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, evaluation_report
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.functions import Sample
@@ -131,8 +131,8 @@ async def test_objectives_that_contradict_each_other_are_both_learnt_and_told_ap
     assert set(accuracies.values()) == {1.0} and "eval_accuracy/polite" in result.metrics, "kinds beside objectives"
     found = await evaluate(LocalScorer(RewardModel.load(tmp_path / "both"), "raw"), rows, probe=False)
     assert {name: figures.accuracy.value for name, figures in found.by_objective.items()} == {"helpful": 1, "safe": 1}
-    assert report.as_json(found)["by_objective"]["safe"]["accuracy"]["value"] == 1.0
-    assert "objective safe" in report.page(found)
+    assert evaluation_report.as_json(found)["by_objective"]["safe"]["accuracy"]["value"] == 1.0
+    assert "objective safe" in evaluation_report.page(found)
 
 
 def test_the_exported_folder_has_one_output_that_is_the_weighted_sum(trained: RewardTrainer, tmp_path: Path) -> None:

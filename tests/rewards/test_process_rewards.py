@@ -12,7 +12,7 @@ import torch
 
 from halteres.errors import InvalidData
 from halteres.models import TINY
-from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, report
+from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, evaluation_report
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.functions import Sample
@@ -155,7 +155,10 @@ async def test_it_learns_which_step_is_the_first_wrong_one(tmp_path: Path) -> No
     assert found.overall.accuracy.count == 160 and found.overall.accuracy.value > 0.95
     assert found.first_wrong_step is not None and found.first_wrong_step.count == 40
     assert found.first_wrong_step.value > 0.8
-    assert "first wrong step" in report.page(found) and report.as_json(found)["first_wrong_step"]["count"] == 40
+    assert (
+        "first wrong step" in evaluation_report.page(found)
+        and evaluation_report.as_json(found)["first_wrong_step"]["count"] == 40
+    )
 
 
 async def test_steps_and_the_first_wrong_one_are_counted() -> None:
@@ -170,7 +173,7 @@ async def test_steps_and_the_first_wrong_one_are_counted() -> None:
     assert found.first_wrong_step is not None
     assert (found.first_wrong_step.value, found.first_wrong_step.count) == (2 / 3, 3)
     assert [one.lead for one in found.mistakes] == [-2.0] and found.by_kind["short"].accuracy.value == 1.0
-    page = report.page(found)
+    page = evaluation_report.page(found)
     assert "the last step is right" in page and "first wrong step" in page
 
 

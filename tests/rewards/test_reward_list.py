@@ -107,7 +107,7 @@ async def test_a_model_has_one_version_in_its_folder_and_on_a_server_beside_othe
 ) -> None:
     models = {"first": StandIn(digest="d1"), "second": StandIn(digest="d2")}
 
-    def opened(where: str, *, output: Output, waits_for_start: bool, timeout_s: float) -> Scorer:
+    def opened(where: str, *, output: Output, waits_for_start: bool, **_: Any) -> Scorer:
         assert waits_for_start, "the run's own server may be loading yet"
         return open_scorer(where, output=output) if "://" in where else LocalScorer(models[where], output)
 

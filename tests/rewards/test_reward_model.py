@@ -274,7 +274,7 @@ def test_a_folder_that_pads_with_its_end_token_is_read_out_as_transformers_does_
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(InvalidData, match="is no reward model"):
+    with pytest.raises(InvalidData, match="holds no reward model"):
         RewardModel.load(tiny())
     with pytest.raises(NotFound):
         RewardModel.load(tmp_path / "nowhere")

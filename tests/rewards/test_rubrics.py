@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halteres.errors import InvalidConfig
-from halteres.rewards.rubrics import Criterion, read_rubric
+from halteres.rewards.components import Criterion, read_rubric
 
 OURS = {"criteria": [{"name": "right", "text": "Is it right?", "weight": 2, "choices": ["no", "nearly", "yes"]}]}
 

@@ -11,8 +11,8 @@ import pytest
 
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.models import TINY, builtin_path
+from halteres.rewards.model_folder import ScoringTemplate, padding_token, template_for
 from halteres.rewards.preferences import Comparison
-from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for
 from halteres.scores import Scorable
 from halteres.text import Tokenizer
 

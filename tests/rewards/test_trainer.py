@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.console
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -22,8 +25,8 @@ from halteres.observe.metrics import read_rows
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.torch.__main__ import RunFiles
-from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult
-from halteres.rewards.torch.training_process import TRAINER_STATE, checkpoints
+from halteres.rewards.torch.model import TRAINER_STATE, checkpoints
+from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, progress
 from halteres.scores import REWARD_FILE
 
 from .torch_scenes import sums, tiny
@@ -88,6 +91,27 @@ def test_a_process_that_is_asked_to_end_saves_first(tmp_path: Path, number: sign
     assert (result.stop_reason, result.folder) == ("terminated", tmp_path / "checkpoint-2")
     assert RewardModel.load(result.folder).score(["5"])
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """No figure is cut off; elsewhere than in a terminal they are plain lines, by the metrics' names."""
+    screen, metrics = io.StringIO(), {"loss": 0.51592, "accuracy": 1.0, "margin": 12.0, "eval_accuracy": 0.76333}
+    opened = rich.console.Console
+
+    def console(**settings: Any) -> rich.console.Console:
+        return opened(file=screen, width=80, force_terminal=is_terminal, color_system=None, **settings)
+
+    monkeypatch.setattr("rich.console.Console", console)
+    with progress(12_000, ["A note."], shown=True) as show:
+        show(11_999, {**metrics, "tokens_per_cpu_s": 123_456.7})
+        show(12_000, None)
+    lines = [re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line).strip() for line in re.split("[\r\n]+", screen.getvalue())]
+    assert lines[0] == "A note." and (not is_terminal or max(map(len, lines)) <= 80)
+    if is_terminal:
+        assert re.search(r"12000/12000 loss 0.516, accuracy 100%, held out 76%, 123k tokens/s 0:00:00", lines[-2])
+    else:
+        assert lines[1].startswith("step 11999/12000: loss 0.5159, accuracy 1, margin 12, eval_accuracy 0.7633")
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:

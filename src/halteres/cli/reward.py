@@ -13,7 +13,7 @@ from halteres.cli.serve import PASSED_ON, become
 
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
-    from halteres.rewards.training_plan import Forecast
+    from halteres.rewards.training_plan import Forecast, TrainingPlan
     from halteres.runs.starting.reward_training import RewardStart
 
 app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
@@ -86,13 +86,18 @@ def train(
     """Train a reward model on preferences."""
     from halteres.errors import InvalidConfig
     from halteres.rewards.training_plan import forecast, parse_settings, read_plan
-    from halteres.runs.starting.reward_training import plan_reward_training
+    from halteres.runs.directory import find_run
+    from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
         others = {**flags, "out": out, "config": config, "set": settings, "lora": lora, "resume": resume}
-        others["on_identical"] = on_identical != "error"
-        start = _resumption(resume_run, name, [flag for flag, value in others.items() if value])
+        others["on-identical"] = on_identical != "error"
+        if given := [f"--{flag.replace('_', '-')}" for flag, value in others.items() if value]:
+            why = "A resumed training keeps the model, data and settings that its checkpoint was made with."
+            fix = "Leave them out, or start a new training."
+            raise InvalidConfig(f"{', '.join(given)} cannot be given with --resume-run.", why, fix)
+        start = plan_resumed_training(find_run(resume_run), name=name)
         if dry_run:
             _show_forecast(start.forecast, as_json)
         else:
@@ -100,17 +105,17 @@ def train(
         return
     if name is not None and not detach:
         raise InvalidConfig("--name is of a run.", "Without --detach there is none.", "Add --detach, or leave it out.")
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    given |= parse_settings(settings or [])
+    fields: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    fields |= parse_settings(settings or [])
     if out is not None:
-        given["output_dir"] = str(out)
+        fields["output_dir"] = str(out)
     if lora:
-        given.setdefault("lora", {})
+        fields.setdefault("lora", {})
     if on_identical != "error":
-        given["on_identical"] = on_identical
+        fields["on_identical"] = on_identical
     if as_json:
-        given["disable_tqdm"] = True
-    plan = read_plan(config, given)
+        fields["disable_tqdm"] = True
+    plan = read_plan(config, fields)
     folder = _base_model(plan.model)
     if dry_run:
         _show_forecast(forecast(plan, folder), as_json)
@@ -118,6 +123,10 @@ def train(
     if detach:
         _start_run(plan_reward_training(plan, name=name), as_json)
         return
+    _train_here(plan, folder, resume, as_json)
+
+
+def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -> None:
     preferences, held_out, warnings = plan.preferences()
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -134,21 +143,6 @@ def train(
         typer.echo(f"Next: halteres reward eval {result.folder} {plan.eval_data or 'HELD_OUT'} --min-accuracy 0.80")
     else:
         typer.echo("Next: the same command with --resume")
-
-
-def _resumption(run: str, name: str | None, given: Sequence[str]) -> RewardStart:
-    """A training run gone on with, as a new one; flags that were given are refused: the run has its own."""
-    from halteres.errors import InvalidConfig
-    from halteres.runs.directory import find_run
-    from halteres.runs.starting.reward_training import plan_resumed_training
-
-    if given:
-        raise InvalidConfig(
-            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} cannot be given with --resume-run.",
-            "A resumed training keeps the model, data and settings that its checkpoint was made with.",
-            "Leave them out, or start a new training.",
-        )
-    return plan_resumed_training(find_run(run), name=name)
 
 
 def _start_run(start: RewardStart, as_json: bool) -> None:
@@ -191,13 +185,11 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
 @app.command("eval")
 def eval_(
     model: Annotated[
-        str,
-        typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file."),
+        str, typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file.")
     ],
     data: HeldOut,
     format: Annotated[
-        Literal["preferences", "rewardbench"],
-        typer.Option(help="Of the data; rewardbench: either version."),
+        Literal["preferences", "rewardbench"], typer.Option(help="Of the data; rewardbench: either version.")
     ] = "preferences",
     min_accuracy: Annotated[
         float | None, typer.Option(min=0, max=1, help="Exit with 1 if the accuracy of all pairs is lower.")
@@ -214,7 +206,7 @@ def eval_(
     """Measure how well a scorer orders held-out preferences: overall, by kind, by length, its calibration."""
     import asyncio
 
-    from halteres.rewards import report
+    from halteres.rewards import evaluation_report
     from halteres.rewards.evaluation import JUDGE_SUFFIXES, evaluate, evaluate_judge, read_judge
     from halteres.rewards.model_folder import read_reward_file
     from halteres.rewards.preferences import read_preferences, read_rewardbench
@@ -234,11 +226,11 @@ def eval_(
 
     found = asyncio.run(measured())
     if plot is not None:
-        report.draw(found, plot)
+        evaluation_report.draw(found, plot)
     if page is not None:
-        page.write_text(report.page(found), encoding="utf-8")
+        page.write_text(evaluation_report.page(found), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(report.as_json(found)))
+        typer.echo(json.dumps(evaluation_report.as_json(found)))
     else:
         _show_evaluation(found, rows.warnings)
     if min_accuracy is not None and found.overall.accuracy.value < min_accuracy:
@@ -251,12 +243,12 @@ def eval_(
 def _show_evaluation(found: Evaluation, warnings: Sequence[str]) -> None:
     from rich.console import Console
 
-    from halteres.rewards import report
+    from halteres.rewards import evaluation_report
 
     console = Console(highlight=False)
     console.print(f"{found.scorer} on {found.source}", markup=False)
-    console.print(report.as_table(found))
-    for name, value in report.facts(found):
+    console.print(evaluation_report.as_table(found))
+    for name, value in evaluation_report.facts(found):
         console.print(f"{name:24} {value}", markup=False, soft_wrap=True)
     for warning in (*warnings, *found.warnings):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
@@ -284,7 +276,8 @@ def calibrate(
     rows = read_preferences(data, on_identical=on_identical)
     model = RewardModel.load(folder)
     scored = asyncio.run(score_comparisons(LocalScorer(model, "raw"), rows))
-    made = calibration_of(scored, data_digest=rows.digest, template_digest=model.template.digest, offset_from=offset)
+    source = {"data_digest": rows.digest, "template_digest": model.template.digest}
+    made = calibration_of(scored, offset_from=offset).model_copy(update=source)
     file = read_reward_file(folder) or RewardFile(template=model.template)
     write_reward_file(folder, file.model_copy(update={"calibration": made}))
     if as_json:
@@ -345,8 +338,8 @@ def check(
     from halteres.config.program import find_program
     from halteres.models import TINY
     from halteres.rewards.checking import check_answers, check_rubric, function_scores
+    from halteres.rewards.components import read_rubric
     from halteres.rewards.functions import RewardFunction
-    from halteres.rewards.rubrics import read_rubric
     from halteres.rewards.training_plan import parse_settings
 
     family, _, rest = what.partition(":")

@@ -26,9 +26,6 @@ from halteres.rewards.server import PORT, create_app
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
 
-KEEP_ALIVE_S = 75  # longer than the clients': who closes first leaves the other a broken request
-GRACE_S = 3  # how long requests may take to end after SIGTERM
-
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(given: argparse.Namespace) -> None:
-    key = environ.reward_key() if given.key_file is None else _read_key(given.key_file)
+    try:
+        key = environ.reward_key() if given.key_file is None else given.key_file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "It is no text"
+        raise InvalidConfig(f"The key's file {given.key_file} cannot be read.", f"{why}.") from error
     try:  # beyond the loopback only with a key
         bound = open_listener(given.port, given.listen_fd, host=given.host, beyond=key is not None or given.insecure)
     except InvalidConfig as error:
@@ -56,11 +57,12 @@ def _serve(given: argparse.Namespace) -> None:
         raise InvalidConfig(error.what, error.why, error.next or advice) from error
     with bound:
         address = bound.getsockname()[0]
-        if not is_loopback(address) and key is None:
-            log.warning("Whoever reaches this address can have texts scored: there is no key.")
-        elif not is_loopback(address):
-            advice = "let a proxy end TLS before it, or stay in a safe network."
-            log.warning("Key and texts are readable on the way: %s", advice)
+        if not is_loopback(address):
+            readable = (
+                "Key and texts are readable on the way: let a proxy end TLS before it, or stay in a safe network."
+            )
+            open_to_all = "Whoever reaches this address can have texts scored: there is no key."
+            log.warning(open_to_all if key is None else readable)
         models = load_models(given)
         app = create_app(models, address=address, key=key, allowed_hosts=[name.lower() for name in given.allow_host])
         config = uvicorn.Config(
@@ -72,8 +74,8 @@ def _serve(given: argparse.Namespace) -> None:
             lifespan="on",
             server_header=False,
             proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
+            timeout_graceful_shutdown=3,
         )
         sys.stdout.write(f"The reward server answers on {url_of(bound)}: {', '.join(models)}.\n")
         sys.stdout.flush()
@@ -91,14 +93,6 @@ def load_models(given: argparse.Namespace) -> Mapping[str, RewardModel]:
         for note in model.notes:
             log.warning("%s: %s", name, note)
     return models
-
-
-def _read_key(file: Path) -> str:
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "It is no text"
-        raise InvalidConfig(f"The key's file {file} cannot be read.", f"{why}.") from error
 
 
 def parser() -> argparse.ArgumentParser:

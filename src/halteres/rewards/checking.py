@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from halteres.errors import HalteresError
+from halteres.rewards.components import Rubric
 from halteres.rewards.functions import RewardFunction, Sample
-from halteres.rewards.rubrics import Rubric
 
 ALLOWED = ("boxless",)  # an odd answer that may be paid: the right one in another form
 _TWO_THINGS = re.compile(r"\b(?:and(?!/or)|as well as)\b|[;&]|\?.*\?", re.IGNORECASE | re.DOTALL)
@@ -51,7 +51,11 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
             sign = "? … ?" if two.group().startswith("?") else two.group()
             why = f"'{sign}' joins two questions, to which one grade cannot do justice: split it."
             found.append(Finding(code="compound_criterion", subject=one.name, why=why))
-        levels = [level for choice in one.choices if (level := _level(choice))]
+        levels: list[int] = []  # -1 for a choice that is bad by its words, 1 for a good one
+        for choice in one.choices:
+            words = set(re.findall(r"[a-z]+", choice.lower()))
+            if words & (_WORSE | _BETTER):
+                levels.append(-1 if words & _WORSE else 1)
         if any(first > second for first, second in pairwise(levels)):
             why = f"Choices run from worst to best, and '{one.choices[0]}' stands before '{one.choices[-1]}'."
             found.append(Finding(code="reversed_choices", subject=one.name, why=why))
@@ -64,12 +68,7 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
 
 
 def check_answers(scores: Mapping[str, float | str | None], paid_above: float = 0.0) -> list[Finding]:
-    """What is wrong with a verifier.
-
-    Args:
-        scores: of odd answers, by their names; a text is why there is none.
-        paid_above: a score above it counts as paid.
-    """
+    """What is wrong with a verifier, by its scores of odd answers; a text is why there is none."""
     found: list[Finding] = []
     for name, score in scores.items():
         if isinstance(score, str):
@@ -86,19 +85,11 @@ async def function_scores(
     """What a reward function gives for odd answers to a prompt; a text is what it raised."""
     found: dict[str, float | str | None] = {}
     for name, text in odd_answers(prompt, reference).items():
-        sample = Sample(
-            prompt=({"role": "user", "content": prompt},), completion=({"role": "assistant", "content": text},)
-        )
+        question, answer = {"role": "user", "content": prompt}, {"role": "assistant", "content": text}
         try:
-            (found[name],) = await function(dict(columns or {}), [sample])
+            (found[name],) = await function(dict(columns or {}), [Sample(prompt=(question,), completion=(answer,))])
         except HalteresError as error:
             found[name] = error.sentence
         except Exception as error:  # noqa: BLE001 - the user's code, which is what is tried here
             found[name] = f"{type(error).__name__}: {error}"
     return found
-
-
-def _level(choice: str) -> int:
-    """-1 or 1 for a choice that is bad or good by its words, 0 for any other."""
-    words = set(re.findall(r"[a-z]+", choice.lower()))
-    return -1 if words & _WORSE else int(bool(words & _BETTER))

@@ -1,18 +1,32 @@
-"""The `rewards` list of an environment's config: what each component is, and how several make one reward.
+"""The `rewards` list of an environment's config: what each component is, the rubric that a judge grades by, and how
+several components make one reward.
 
 reward = sum of weight * value, over the components that have a value; a value is clipped first
 
 gate                  below its threshold nothing but the gates counts; without a value the rollout failed
 sum_then_normalize    that sum; the trainer's advantages normalise it
 normalize_then_sum    each component is standardised within the group first, then summed (TRL's names for both)
+
+A rubric is data (JSON, TOML, YAML or a mapping):
+
+    criteria:
+      - {name: correct, text: "Is the result right?", weight: 2, choices: [wrong, nearly right, right]}
+
+Choices run from worst to best: the first is worth 0, the last 1, the others lie evenly between. Read as well: a bare
+list of such criteria and `[[criteria]]` (verifiers 0.4), and Harbor's `[[criterion]]` with `description` and `type`
+(binary, likert with `points`, numeric with `min` and `max`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, LiteralString, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, LiteralString, Self, get_args
 
 import yaml
 from pydantic import (
@@ -23,12 +37,14 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output
 
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
@@ -36,15 +52,16 @@ When = Literal["episode", "turn", "difference"]
 Method = Literal["ranking", "pairwise"]
 
 TOTAL, SHARE = "total", "share_of_gain"
-RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
-"""Names that a run's metrics use below `reward/` and `panel/`."""
+RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)  # names that metrics use below `reward/` and `panel/`
 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
 """What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
 
-RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE)
+Aspect = Literal["presence", "correctness"]  # what a rubric's criterion looks for: that something is there, or is right
+RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE, *get_args(Aspect))
 """Names that metrics use below a component's, and that no criterion and no objective may have."""
 
+MOST_CHOICES = 11  # of a rubric's criterion: each has a letter of its own, and a likert scale seldom has more
 QUANTILE = "_q95"  # after a metric's name: the value that 95 % of the answers do not exceed
 _EPSILON = 1e-4  # added to a standard deviation, as TRL does
 _SOURCES = ("environment", "function", "model", "rubric", "rubric_column", "judge")
@@ -67,14 +84,9 @@ class JudgeSpec(_Spec):
     base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")]
     model: Annotated[str, Field(description="the model's name there")] = "default"
     key_variable: Annotated[
-        str | None,
-        Field(
-            pattern="JUDGE.*KEY", description="variable that holds the endpoint's key, e.g. JUDGE_KEY; default: none"
-        ),
+        str | None, Field(pattern="JUDGE.*KEY", description="variable with the endpoint's key, e.g. JUDGE_KEY")
     ] = None
-    method: Annotated[
-        Method, Field(description="without a rubric: rank a group's answers, or compare them in pairs")
-    ] = "ranking"
+    method: Annotated[Method, Field(description="without a rubric: rank a group, or compare pairs")] = "ranking"
     question: Annotated[str, Field(description="without a rubric: what is asked about the answers")] = (
         "Which answer serves the user's request better?"
     )
@@ -92,18 +104,14 @@ class RewardSpec(_Spec):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", description="the name of its metrics")]
     environment: Annotated[bool, Field(description="the environment's own score")] = False
-    function: Annotated[
-        str | None, Field(description="a Python function of TRL's signature: module:name or file.py:name")
-    ] = None
+    function: Annotated[str | None, Field(description="of TRL's signature: module:name or file.py:name")] = None
     model: Annotated[
-        str | None,
-        Field(description="a reward model: its folder or its server's address; several, by commas: an ensemble"),
+        str | None, Field(description="a reward model's folder or its server's address; several by commas: an ensemble")
     ] = None
     combination: Annotated[Combination, Field(description="of an ensemble's scores")] = "mean"
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
-        str | dict[str, Any] | list[dict[str, Any]] | None,
-        Field(description="a rubric's file, or the rubric itself; `judge` grades by it"),
+        str | dict[str, Any] | list[dict[str, Any]] | None, Field(description="by which `judge` grades, or its file")
     ] = None
     rubric_column: Annotated[str | None, Field(description="the task's field that holds its own rubric")] = None
     judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None
@@ -111,27 +119,24 @@ class RewardSpec(_Spec):
     clip: Annotated[tuple[float, float] | None, Field(description="lowest and highest value that counts")] = None
     gate: Annotated[bool, Field(description="unless it is above its threshold, nothing but the gates counts")] = False
     threshold: Annotated[float, Field(description="of a gate")] = 0.0
-    when: Annotated[
-        When, Field(description="of several turns: score the episode, after each turn, or what each turn changed")
-    ] = "episode"
+    when: Annotated[When, Field(description="score episodes, after each turn, or what each turn changed")] = "episode"
     timeout_s: Annotated[float, Field(gt=0, description="seconds in which a group must be scored")] = 120.0
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         given = [name for name in _SOURCES if getattr(self, name)]
-        judged = [name for name in ("rubric", "rubric_column") if name in given]
-        if judged and "judge" in given:
+        has_rubric = "rubric" in given or "rubric_column" in given
+        if has_rubric and "judge" in given:
             given.remove("judge")
 
-        def refused(kind: LiteralString, template: LiteralString, **values: str) -> PydanticCustomError:
-            return PydanticCustomError(kind, template, {"name": self.name, **values})
+        def refused(kind: LiteralString, template: LiteralString) -> PydanticCustomError:
+            return PydanticCustomError(kind, template, {"name": self.name, "given": ", ".join(given) or "none"})
 
-        if len(given) != 1 or (judged and self.judge is None):
+        if len(given) != 1 or (has_rubric and self.judge is None):
             raise refused(
                 "one_source",
                 "the component '{name}' needs exactly one of environment, function, model, judge, or a rubric with its "
                 "judge; it has {given}",
-                given=", ".join(given) or "none",
             )
         if self.name in RESERVED:
             raise refused("reserved", "'{name}' is the name of another metric")
@@ -194,11 +199,7 @@ def _read_specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
 
 
 def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:
-    """See that components go together.
-
-    Raises:
-        PydanticCustomError: two of one name; turns' values where each component is standardised.
-    """
+    """PydanticCustomError where two components have one name, or turns' values would be standardised."""
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1 or f"{name}_s" in names})
     if twice:
@@ -212,6 +213,123 @@ def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: st
             "normalize_then_sum cannot standardise the turns' values of '{name}'; use sum_then_normalize",
             {"field": field, "name": turned[0]},
         )
+
+
+class Criterion(BaseModel, frozen=True, extra="forbid"):
+    """One question about an answer."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    text: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    choices: Annotated[tuple[str, ...], Field(min_length=2, max_length=MOST_CHOICES)] = ("no", "yes")  # worst … best
+    aspect: Aspect | None = None
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _are_different_words(cls, choices: Any) -> Any:
+        words = {False: "no", True: "yes"}  # YAML takes an unquoted no and yes for truth values
+        found = [words[one] if isinstance(one, bool) else one for one in choices or ()]
+        if len(set(map(str, found))) < len(found):
+            raise ValueError("two choices are the same")
+        return found
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What each choice is worth, 0 to 1."""
+        return tuple(place / (len(self.choices) - 1) for place in range(len(self.choices)))
+
+
+class Rubric(BaseModel, frozen=True, extra="forbid"):
+    """Criteria that make one score together."""
+
+    criteria: Annotated[tuple[Criterion, ...], Field(min_length=1)]
+
+    @field_validator("criteria")
+    @classmethod
+    def _have_names_and_weight(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
+        names = {one.name for one in criteria}
+        if len(names) < len(criteria):
+            raise ValueError("two criteria have the same name")
+        if reserved := names & set(RESERVED_PARTS):
+            raise ValueError(f"'{reserved.pop()}' is the name of another metric")
+        if not any(one.weight for one in criteria):
+            raise ValueError("every criterion has the weight 0")
+        return criteria
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its criteria."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def score(self, grades: Mapping[str, float]) -> float:
+        """The weighted mean of the criteria's grades, 0 to 1.
+
+        >>> two = ({"name": "a", "text": "?"}, {"name": "b", "text": "?", "weight": 3})
+        >>> Rubric.model_validate({"criteria": two}).score({"a": 1.0, "b": 0.0})
+        0.25
+        """
+        whole = math.fsum(one.weight for one in self.criteria)
+        return math.fsum(one.weight * grades[one.name] for one in self.criteria) / whole
+
+    def aspects(self, grades: Mapping[str, float]) -> dict[str, float]:
+        """The mean grade of the criteria of each aspect, where a criterion names it."""
+        by_aspect: dict[str, list[float]] = {}
+        for one in self.criteria:
+            if one.aspect is not None:
+                by_aspect.setdefault(one.aspect, []).append(grades[one.name])
+        return {aspect: math.fsum(found) / len(found) for aspect, found in by_aspect.items()}
+
+
+def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
+    """The rubric in a file, a text of JSON or YAML, a mapping or a list; InvalidConfig names the wrong field."""
+    where, criteria = read_data(source, "rubric")
+    if isinstance(criteria, Mapping):
+        in_harbors_form = [_from_harbor(one, number) for number, one in enumerate(criteria.get("criterion", ()), 1)]
+        criteria = in_harbors_form or criteria.get("criteria")
+    try:
+        return Rubric.model_validate({"criteria": criteria})
+    except ValidationError as error:
+        raise InvalidConfig(f"{where} is no rubric.", problems_of(error)) from error
+
+
+def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
+    """How to call a source in an error, and its content: of a file, a text of JSON or YAML, or the data themselves."""
+    if not isinstance(source, str | Path):
+        return "This", source
+    try:
+        if not isinstance(source, Path) and ("\n" in source or source.lstrip()[:1] in ("{", "[")):
+            return "This text", yaml.safe_load(source)
+        file = Path(source).expanduser()
+        text = file.read_text(encoding="utf-8")
+        readers = {".json": json.loads, ".toml": tomllib.loads}
+        return str(file), readers.get(file.suffix, yaml.safe_load)(text)
+    except OSError as error:
+        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{error.strerror}.") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{' '.join(str(error).split())}.") from error
+
+
+def problems_of(error: ValidationError) -> str:
+    """Every field that is wrong, and why."""
+    found = error.errors(include_url=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found) + "."
+
+
+def _from_harbor(one: Any, number: int) -> Any:
+    if not isinstance(one, Mapping):
+        return one
+    match one.get("type", "binary"):
+        case "binary":
+            choices = ["no", "yes"]
+        case "likert":
+            choices = [str(point) for point in range(1, int(one.get("points", 5)) + 1)]
+        case "numeric":
+            low, high = float(one.get("min", 0)), float(one.get("max", 10))
+            choices = [f"{low + (high - low) * step / 10:g}" for step in range(11)]
+        case other:
+            raise InvalidConfig(f"Criterion {number} has the type '{other}'.", next="binary, likert or numeric.")
+    name = one.get("name") or one.get("id") or f"criterion_{number}"
+    return {"name": name, "text": one.get("description"), "weight": one.get("weight", 1.0), "choices": choices}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +350,7 @@ class Reward:
     own_weight: float = 0.0  # what the environment's own rewards of turns are multiplied by
 
 
-Values = Mapping[str, Sequence[Value | None]]
-"""Component -> one value per rollout of the group; None: it has none."""
+Values = Mapping[str, Sequence[Value | None]]  # component -> one value per rollout of the group; None: it has none
 
 
 def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregation) -> list[Reward | None]:
@@ -242,7 +359,7 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
     A component that could not score every rollout of the group counts for none of it, unless None means that it does
     not apply (functions): a missing score is no zero among scores. A gate without a value fails its rollout alone.
     """
-    counting = {spec.name: _counting(spec, values[spec.name], aggregation) for spec in specs}
+    counting = {spec.name: _counted(spec, values[spec.name], aggregation) for spec in specs}
     own = [spec for spec in specs if spec.environment and spec.clip is None and aggregation == "sum_then_normalize"]
     rewards: list[Reward | None] = []
     for place in range(len(values[specs[0].name])):
@@ -254,36 +371,29 @@ def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregatio
         is_open = all(value.total > threshold for threshold, value in gates if value is not None)
         parts = [(spec, value) for spec, value in found if is_open or spec.gate]
         length = max((len(value.turns) for _, value in parts), default=0)
-        turns = (
-            math.fsum(spec.weight * value.turns[turn] for spec, value in parts if value.turns) for turn in range(length)
-        )
-        rewards.append(
-            Reward(
-                total=math.fsum(spec.weight * value.total for spec, value in parts),
-                turns=tuple(turns),
-                own_weight=math.fsum(spec.weight for spec, _ in parts if spec in own),
-            )
-        )
+        turns = [math.fsum(spec.weight * value.turns[k] for spec, value in parts if value.turns) for k in range(length)]
+        total = math.fsum(spec.weight * value.total for spec, value in parts)
+        own_weight = math.fsum(spec.weight for spec, _ in parts if spec in own)
+        rewards.append(Reward(total=total, turns=tuple(turns), own_weight=own_weight))
     return rewards
 
 
-def _counting(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
-    """A component's values as they count: clipped, and standardised where that is asked for; none at all where some are
-    missing that should be there."""
+def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
+    """A component's values as they count: clipped, standardised where that is asked for; none where one is missing."""
     if not (spec.may_be_inapplicable or spec.gate) and any(value is None for value in column):
         return [None] * len(column)
-    clipped = [None if value is None else _clipped(value, spec.clip) for value in column]
-    totals = [value.total for value in clipped if value is not None]
+
+    def clipped(value: Value) -> Value:
+        if spec.clip is None:
+            return value
+        low, high = spec.clip
+        turns = tuple(min(max(turn, low), high) for turn in value.turns)
+        return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
+
+    counted = [None if value is None else clipped(value) for value in column]
+    totals = [value.total for value in counted if value is not None]
     if aggregation == "sum_then_normalize" or not totals:
-        return clipped
+        return counted
     mean = math.fsum(totals) / len(totals)  # as TRL does: by the standard deviation with n - 1
     spread = math.sqrt(math.fsum((total - mean) ** 2 for total in totals) / max(1, len(totals) - 1))
-    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in clipped]
-
-
-def _clipped(value: Value, bounds: tuple[float, float] | None) -> Value:
-    if bounds is None:
-        return value
-    low, high = bounds
-    turns = tuple(min(max(turn, low), high) for turn in value.turns)
-    return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
+    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in counted]

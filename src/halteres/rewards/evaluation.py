@@ -4,8 +4,9 @@ stand still. A text that could not be scored is never counted as wrong: it is co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Literal, cast
 
@@ -14,20 +15,18 @@ from pydantic import ValidationError
 
 from halteres.errors import InvalidConfig, InvalidData, NotReady
 from halteres.rewards import metrics
-from halteres.rewards.components import RewardSpec
+from halteres.rewards.components import RewardSpec, problems_of, read_data, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
 from halteres.rewards.metrics import LEAST_PAIRS, Benchmark, Bin, Floats, PairFigures, Share, fit_calibration
-from halteres.rewards.model_folder import Calibration, RewardFile, Side
+from halteres.rewards.model_folder import Calibration, RewardFile, Side, texts_of
 from halteres.rewards.preferences import Comparison, Preferences
-from halteres.rewards.rubrics import problems_of, read_data, read_rubric
 from halteres.rewards.scorer import Ensemble, Scorer
-from halteres.rewards.tokenization import texts_of
 from halteres.scores import Scorable, Score
 from halteres.text import Message
 
 TEXTS_AT_ONCE = 256  # handed to the scorer in one call; and comparisons that wait for a judge
-MOST_MISTAKES = 20  # pairs told apart worst, kept with their texts
+MOST_MISTAKES = 20  # pairs told apart worst, with their texts
 PROBED = 16  # comparisons that the probes look at
 FEW_PAIRS = 30  # of fewer nothing is said to be no better than a coin: they are too few to say
 SAME = 1e-4  # two scores of one text differ by no more (fp32)
@@ -127,7 +126,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFigures:
-    """What a judge was asked, what that cost, and whether it matters to it which answer comes first."""
+    """The questions put to a judge, what they cost, and whether it matters to it which answer comes first."""
 
     calls: int
     tokens: int  # both ways
@@ -168,51 +167,47 @@ class Evaluation:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the accuracy alone would miss."""
+        found = list(self.notes)
         kinds = {f"Kind '{name}'": figures for name, figures in self.by_kind.items()}
         objectives = {f"Objective '{name}'": figures for name, figures in self.by_objective.items()}
-        figures = {"Overall": self.overall, **kinds, **objectives}
-        found = [*self.notes, *(_coin(what, one.accuracy) for what, one in figures.items() if one.accuracy.holds_half)]
+        for name, figures in {"Overall": self.overall, **kinds, **objectives}.items():
+            share = figures.accuracy
+            if share.holds_half:
+                few = share.count < FEW_PAIRS
+                verdict = ", too few to tell from a coin" if few else " is no better than a coin"
+                found.append(
+                    f"{name}: {share.value:.1%} of {share.count}{verdict} ({share.low:.1%} to {share.high:.1%})."
+                )
         if self.num_unscored:
             found.append(f"{self.num_unscored} comparisons could not be scored; they are in no figure.")
         if self.num_truncated:
             found.append(f"{self.num_truncated} texts were longer than the scorer reads.")
         if self.length.spearman_within is not None and self.length.spearman_within > 0.5:
             found.append(f"Within a prompt, longer texts score higher: correlation {self.length.spearman_within:.2f}.")
-        found.extend(
+        found += [
             f"Probe '{probe.name}': scores of a text differ by up to {probe.largest_difference:.2g}."
             for probe in self.probes
             if not probe.passed
-        )
+        ]
         return tuple(found)
-
-
-def _coin(what: str, accuracy: Share) -> str:
-    interval = f"({accuracy.low:.1%} to {accuracy.high:.1%})"
-    if accuracy.count < FEW_PAIRS:
-        return f"{what}: {accuracy.value:.1%} of {accuracy.count}, too few to tell from a coin {interval}."
-    return f"{what}: {accuracy.value:.1%} of {accuracy.count} is no better than a coin {interval}."
 
 
 async def evaluate(
     scorer: Scorer, preferences: Preferences, *, stored: RewardFile | None = None, probe: bool = True
 ) -> Evaluation:
-    """Score every completion and work the figures out.
+    """Score every completion and work the figures out. InvalidData where no ranked pair could be scored.
 
     Args:
-        scorer: in raw units, so that leads are those that the loss is made of.
-        preferences: held-out ones.
+        scorer: in raw units, so that leads are those that the loss is made of; of steps, no ensemble.
+        preferences: held-out ones; texts, no token ids.
         stored: what the model's folder says: its calibration's temperature, its end token, what it was trained on.
         probe: score some texts in other ways, too.
-
-    Raises:
-        InvalidData: token ids instead of texts; not one ranked pair could be scored; steps, and an ensemble.
     """
     in_steps = any(one.labels for one in preferences.comparisons)
     if in_steps and isinstance(scorer, Ensemble):
+        why = "A step is right where its raw score is above 0; those of members are standardised."
         raise InvalidData(
-            "An ensemble cannot be evaluated on steps with labels.",
-            "A step is told to be right by a raw score above 0, and the scores of its members are standardised.",
-            "Evaluate each member by itself.",
+            "An ensemble cannot be evaluated on steps with labels.", why, "Evaluate each member by itself."
         )
     temperature = stored.calibration.temperature if stored is not None and stored.calibration is not None else 1.0
     scored = await score_comparisons(scorer, preferences)
@@ -232,69 +227,52 @@ async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Sc
         scores.extend(await scorer.score(texts[start : start + TEXTS_AT_ONCE]))
     each = iter(scores)
     scored = [(one, [next(each) for _ in one.completions]) for one in preferences.comparisons]
-    return [found for one, own in scored if (found := _whole(one, own)) is not None]
+    return [found for one, own in scored if (found := _scored(one, own)) is not None]
 
 
-def calibration_of(
-    scored: Sequence[Scored], *, data_digest: str, template_digest: str = "", offset_from: Side = "chosen"
-) -> Calibration:
-    """The calibration by every ranked pair.
+def calibration_of(scored: Sequence[Scored], *, offset_from: Side = "chosen") -> Calibration:
+    """The calibration by every ranked pair; InvalidData where there are too few, or all scores are equal.
 
     Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
-    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads. InvalidData
-    where there are too few pairs, or all scores are equal.
+    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
     """
     pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
     used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
     values_P2 = np.array([pair.scored.values_K[[*pair.places]] for pair in used]).reshape(-1, 2)
-    return fit_calibration(
-        values_P2[:, 0],
-        values_P2[:, 1],
-        leads_P=_leads(used),
-        data_digest=data_digest,
-        template_digest=template_digest,
-        offset_from=offset_from,
-    )
+    return fit_calibration(values_P2[:, 0], values_P2[:, 1], leads_P=_leads(used), offset_from=offset_from)
 
 
 def read_judge(file: Path) -> RewardSpec:
-    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none.
-    InvalidConfig where it is unreadable, or no component."""
+    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none."""
     where, content = read_data(file, "judge")
     try:
-        spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)
+        return RewardSpec.model_validate({"name": file.stem, **content} if isinstance(content, dict) else content)
     except ValidationError as error:
         raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
-    return spec if "name" in content else spec.model_copy(update={"name": file.stem})
 
 
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
     """Ask the judge about every comparison, and work the figures out: grades by its rubric, else as its method says.
 
-    Raises:
-        InvalidConfig: no judge, or its key or its rubric is not there.
-        InvalidData: token ids instead of texts; steps; no ranked pair.
-        NotReady: the judge gave a verdict on not one comparison.
+    InvalidConfig where it is no judge, InvalidData where the rows are none for it, NotReady where it gave no verdict.
     """
     if spec.judge is None or spec.rubric_column is not None:
-        raise InvalidConfig(
-            f"The component '{spec.name}' is no judge of preferences.",
-            "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`.",
-            "Give it a table `judge`, and for grades a `rubric`.",
-        )
+        why = "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`."
+        fix = "Give it a table `judge`, and for grades a `rubric`."
+        raise InvalidConfig(f"The component '{spec.name}' is no judge of preferences.", why, fix)
     if any(one.labels for one in preferences.comparisons):
-        raise InvalidData(
-            f"The judge '{spec.name}' cannot be evaluated on steps with labels.",
-            "A judge grades and compares whole answers.",
-            "Name preferences: rows with chosen and rejected.",
-        )
+        what = f"The judge '{spec.name}' cannot be evaluated on steps with labels."
+        raise InvalidData(what, "A judge grades whole answers.", "Name rows with chosen and rejected.")
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
     judge = Judge(spec.judge, waits_for_start=False)
 
+    def messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
+        return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
+
     async def scored_by_judge(comparison: Comparison) -> Scored | None:
         samples = [
-            Sample(prompt=_messages(text.prompt, "user"), completion=_messages(text.completion, "assistant"))
+            Sample(prompt=messages(text.prompt, "user"), completion=messages(text.completion, "assistant"))
             for text in _scorables(comparison)
         ]
         if rubric is not None:
@@ -302,7 +280,7 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             values = [None if grade is None else grade.score for grade in grades]
         else:
             values = await judge.relative_values(samples)
-        return _whole(comparison, [None if value is None else Score(value=value) for value in values])
+        return _scored(comparison, [None if value is None else Score(value=value) for value in values])
 
     scored: list[Scored] = []
     try:
@@ -312,17 +290,18 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             scored.extend(one for one in found if one is not None)
     finally:
         await judge.close()
-    figures = _judge_figures(judge.taken_counts())
+    counts = judge.taken_counts()
+    kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
+    in_both = counts.get("in_both_orders", 0)
+    consistency = metrics.share(counts.get("consistent", 0), in_both) if in_both else None
+    figures = JudgeFigures(**{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency)
     if not scored:
-        raise NotReady(
-            f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
-            f"{figures.failed} questions failed, {figures.unreadable} answers could not be read, "
-            f"{figures.over_budget} questions were over its budget."
-            + (f" The last: {judge.last_failure}" if judge.last_failure else ""),
-            f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
-            if figures.failed
-            else "Take a judge that follows instructions, or raise max_new_tokens or its budget.",
-        )
+        lost = f"{figures.failed} questions failed, {figures.unreadable} answers could not be read"
+        why = f"{lost}, {figures.over_budget} questions were over its budget. The last: {judge.last_failure}"
+        fix = f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+        if not figures.failed:
+            fix = "Take a judge that follows instructions, or raise max_new_tokens or its budget."
+        raise NotReady(f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.", why, fix)
     return replace(_figures(scored, preferences, spec.name), judge=figures)
 
 
@@ -342,12 +321,16 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         for one in in_steps
         for place, (score, label) in enumerate(zip(one.judged_K, one.comparison.labels, strict=True))
     ]
+    # Right where the first state that scores no more than 0 is the first with the label wrong; or there is neither.
+    right = [
+        [*(score > 0 for score in one.judged_K), False].index(False) == [*one.comparison.labels, False].index(False)
+        for one in in_steps
+    ]
     judged = [*pairs, *states]
     if not judged:
+        why = f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored."
         raise InvalidData(
-            f"{preferences.source} gives no ranked pair with two scores.",
-            f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored.",
-            "See what the scorer says of the others, and whether all are ties.",
+            f"{preferences.source} gives no ranked pair with two scores.", why, "See whether all are ties."
         )
     leads = _leads(judged)
     bins = metrics.reliability(leads, temperature)
@@ -362,10 +345,10 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         num_truncated=sum(score.truncated for score in scores),
         num_without_eos=sum(not score.ended_with_eos for score in scores),
         overall=metrics.pair_figures(leads),
-        by_kind=_figures_by(judged, lambda one: one.kind),
-        by_objective=_figures_by(judged, lambda one: one.objective),
-        first_wrong_step=metrics.share(sum(map(_finds_first_wrong, in_steps)), len(in_steps)) if in_steps else None,
-        groups=_group_figures([one for one in scored if len(one.scores) > 2 and len(set(one.comparison.ranks)) > 1]),
+        by_kind=_figures_by(judged, "kind"),
+        by_objective=_figures_by(judged, "objective"),
+        first_wrong_step=metrics.share(sum(right), len(right)) if right else None,
+        groups=_group_figures(scored),
         length=_length_figures(scored, pairs),
         calibration=CalibrationFigures(
             temperature=temperature,
@@ -382,37 +365,28 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
 
 def _pairs(scored: Sequence[Scored]) -> list[Judged]:
     """All pairs of completions that are no tie."""
-    found: list[Judged] = []
-    for one in scored:
-        ranks, judged_K = one.comparison.ranks, one.judged_K
-        found += [
-            Judged(scored=one, places=(better, worse), lead=float(judged_K[better] - judged_K[worse]))
-            for better in range(len(ranks))
-            for worse in range(len(ranks))
-            if ranks[better] < ranks[worse]
-        ]
-    return found
+    return [
+        Judged(scored=one, places=(better, worse), lead=float(judged_K[better] - judged_K[worse]))
+        for one in scored
+        for judged_K in (one.judged_K,)
+        for better, worse in permutations(range(len(judged_K)), 2)
+        if one.comparison.ranks[better] < one.comparison.ranks[worse]
+    ]
 
 
 def _leads(judged: Sequence[Judged]) -> Floats:
     return np.array([one.lead for one in judged], dtype=np.float64)
 
 
-def _figures_by(judged: Sequence[Judged], name_of: Callable[[Comparison], str | None]) -> dict[str, PairFigures]:
-    named: dict[str, list[Judged]] = {}
+def _figures_by(judged: Sequence[Judged], field: Literal["kind", "objective"]) -> dict[str, PairFigures]:
+    by_name: dict[str, list[Judged]] = {}
     for one in judged:
-        if (name := name_of(one.scored.comparison)) is not None:
-            named.setdefault(name, []).append(one)
-    return {name: metrics.pair_figures(_leads(named[name])) for name in sorted(named)}
+        by_name.setdefault(getattr(one.scored.comparison, field) or "", []).append(one)
+    return {name: metrics.pair_figures(_leads(by_name[name])) for name in sorted(by_name) if name}
 
 
-def _finds_first_wrong(scored: Scored) -> bool:
-    """Whether the first state that scores no more than 0 is the first with the label wrong; or there is neither."""
-    rights = [score > 0 for score in scored.judged_K]
-    return [*rights, False].index(False) == [*scored.comparison.labels, False].index(False)
-
-
-def _group_figures(groups: Sequence[Scored]) -> GroupFigures | None:
+def _group_figures(scored: Sequence[Scored]) -> GroupFigures | None:
+    groups = [one for one in scored if len(one.scores) > 2 and len(set(one.comparison.ranks)) > 1]
     if not groups:
         return None
     correct = [np.array(one.comparison.ranks) == 0 for one in groups]
@@ -421,20 +395,19 @@ def _group_figures(groups: Sequence[Scored]) -> GroupFigures | None:
         num_groups=len(groups),
         best_of_n=float(np.mean(credits)),
         random_best_of_n=float(np.mean([best.mean() for best in correct])),
-        kendall_tau=_mean([metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups]),
+        kendall_tau=_mean_known(metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups),
     )
 
 
 def _length_figures(scored: Sequence[Scored], pairs: Sequence[Judged]) -> LengthFigures:
     values, lengths = [one.values_K for one in scored], [one.lengths_K for one in scored]
-    leads = _leads(pairs)
     lengths_P2 = np.array([pair.scored.lengths_K[[*pair.places]] for pair in pairs]).reshape(-1, 2)
-    longer = lengths_P2[:, 0] - lengths_P2[:, 1]
+    right_P, longer_P = _leads(pairs) > 0, lengths_P2[:, 0] - lengths_P2[:, 1]
     return LengthFigures(
         spearman=metrics.spearman(np.concatenate(values), np.concatenate(lengths)),
-        spearman_within=_mean([metrics.spearman(*one) for one in zip(values, lengths, strict=True)]),
-        chosen_shorter=metrics.share(int(np.sum(leads[longer < 0] > 0)), int(np.sum(longer < 0))),
-        chosen_longer=metrics.share(int(np.sum(leads[longer > 0] > 0)), int(np.sum(longer > 0))),
+        spearman_within=_mean_known(map(metrics.spearman, values, lengths)),
+        chosen_shorter=metrics.share(int(right_P[longer_P < 0].sum()), int(np.sum(longer_P < 0))),
+        chosen_longer=metrics.share(int(right_P[longer_P > 0].sum()), int(np.sum(longer_P > 0))),
     )
 
 
@@ -459,33 +432,24 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
     elif eos_token:
         ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
         others["with_end_token"] = await scorer.score(ended)
-    found: list[Probe] = []
-    for name, scores in others.items():
-        second = np.array([score.value for score in scores if score is not None])
-        if len(second) == len(first):  # else the other way could not be scored
-            found.append(
-                Probe(
-                    name=name,
-                    num_texts=len(first),
-                    largest_difference=float(np.abs(second - first).max()),
-                    mean_shift=float((second - first).mean()),
-                    scale_ratio=float(second.std() / first.std()) if first.std() else None,
-                    must_be_same=name != "without_template",
-                )
-            )
-    return tuple(found)
-
-
-def _judge_figures(counts: Mapping[str, int]) -> JudgeFigures:
-    kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
-    both = counts.get("in_both_orders", 0)
-    return JudgeFigures(
-        **{kind: counts.get(kind, 0) for kind in kinds},
-        position_consistency=metrics.share(counts.get("consistent", 0), both) if both else None,
+    values: dict[ProbeName, Floats] = {
+        name: np.array([one.value for one in scores if one is not None]) for name, scores in others.items()
+    }
+    return tuple(
+        Probe(
+            name=name,
+            num_texts=len(first),
+            largest_difference=float(np.abs(second - first).max()),
+            mean_shift=float((second - first).mean()),
+            scale_ratio=float(second.std() / first.std()) if first.std() else None,
+            must_be_same=name != "without_template",
+        )
+        for name, second in values.items()
+        if len(second) == len(first)  # else the other way could not be scored
     )
 
 
-def _whole(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
+def _scored(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
     """None: one of the completions has no score."""
     known = tuple(score for score in scores if score is not None)
     return Scored(comparison=comparison, scores=known) if len(known) == len(comparison.completions) else None
@@ -495,18 +459,11 @@ def _scorables(comparison: Comparison) -> list[Scorable]:
     """The completions as a scorer reads them."""
     texts = [text for text in texts_of(comparison) if isinstance(text, Scorable)]
     if not texts:
-        raise InvalidData(
-            f"Row {comparison.row} holds token ids, which no scorer reads.",
-            "A reward model has a tokenizer of its own.",
-            "Evaluate on the texts that the ids were made of.",
-        )
+        fix = "Evaluate on the texts that the ids were made of."
+        raise InvalidData(f"Row {comparison.row} holds token ids, which no scorer reads.", next=fix)
     return texts
 
 
-def _messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
-    return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None

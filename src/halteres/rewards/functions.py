@@ -26,6 +26,8 @@ from typing import Any
 from halteres.errors import InvalidConfig, ScorerFailed
 from halteres.text import Message
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -46,11 +48,7 @@ class Sample:
 
 
 class RewardFunction:
-    """A function by name, `module:name` or `file.py:name`. `digest`: SHA-256 of its file.
-
-    Raises:
-        InvalidConfig: no such module, file or function; the module raises.
-    """
+    """A function by name, `module:name` or `file.py:name`; `digest`: SHA-256 of its file. Else InvalidConfig."""
 
     def __init__(self, name: str) -> None:
         place, colon, attribute = name.rpartition(":")
@@ -59,9 +57,8 @@ class RewardFunction:
         try:
             module = _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         except Exception as error:
-            raise InvalidConfig(
-                f"The reward function '{name}' cannot be loaded.", f"{type(error).__name__}: {error}."
-            ) from error
+            what = f"The reward function '{name}' cannot be loaded."
+            raise InvalidConfig(what, f"{type(error).__name__}: {error}.") from error
         function = vars(module).get(attribute)
         if not callable(function):
             raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
@@ -70,18 +67,21 @@ class RewardFunction:
         self.digest = hashlib.sha256(code).hexdigest()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
-        """One value per sample. What the function raises passes through.
-
-        Raises:
-            ScorerFailed: it asks for what nobody has; it gave no list, one of another length, or what is no finite
-                number.
-        """
+        """One value per sample. ScorerFailed: it asks for what nobody has, or gave something else."""
         arguments = self._arguments(item, samples)
         if inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))
-        return self._checked(given, len(samples))
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(samples):
+            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
+            raise ScorerFailed(f"{self._name} gave {shown} for {len(samples)} completions.", "One value for each.")
+        for number, one in enumerate(given):
+            if isinstance(one, str):
+                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
+            if one is not None and not math.isfinite(one):
+                raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
+        return [None if one is None else float(one) for one in given]
 
     def _arguments(self, item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """What TRL gives a function, as far as it names it; all where it takes any."""
@@ -93,33 +93,14 @@ class RewardFunction:
         }
         parameters = inspect.signature(self._function).parameters
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        missing = [
-            one.name
-            for one in parameters.values()
-            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            if one.name not in arguments
-        ]
+        needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in VARIADIC]
+        missing = [name for name in needed if name not in arguments]
         if missing:
-            raise ScorerFailed(
-                f"{self._name} takes {', '.join(missing)}, which this task does not have.",
-                f"It is called with {', '.join(arguments)}, by these names; each is a list with one value per "
-                "completion.",
-                "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE.",
-            )
+            what = f"{self._name} takes {', '.join(missing)}, which this task does not have."
+            why = f"It is called with {', '.join(arguments)}: lists with one value per completion."
+            fix = "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE."
+            raise ScorerFailed(what, why, fix)
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
-
-    def _checked(self, given: Any, length: int) -> list[float | None]:
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != length:
-            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
-            raise ScorerFailed(f"{self._name} gave {shown} for {length} completions.", "One value for each.")
-        values: list[float | None] = []
-        for number, one in enumerate(given):
-            if isinstance(one, str):
-                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
-            values.append(None if one is None else float(one))
-            if one is not None and not math.isfinite(one):
-                raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
-        return values
 
 
 def columns_of(item: Any) -> dict[str, Any]:

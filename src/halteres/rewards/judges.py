@@ -29,9 +29,8 @@ from halteres.clients.inference import Completion, InferenceClient, Sampling
 from halteres.clients.retries import Retries
 from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, NotReady, ServerError
-from halteres.rewards.components import JudgeSpec
+from halteres.rewards.components import JudgeSpec, Rubric
 from halteres.rewards.functions import Sample
-from halteres.rewards.rubrics import Rubric
 from halteres.text import Message
 
 T = TypeVar("T")
@@ -88,36 +87,8 @@ class Grade:
     criteria: Mapping[str, float]  # each 0 to 1; with the means of those of one aspect
 
 
-class Budget:
-    """What a judge has spent, and may."""
-
-    def __init__(self, spec: JudgeSpec) -> None:
-        self._in_step, self._in_total = Counter[str](), Counter[str]()
-        self._limits = (
-            (self._in_step, "this step's", "calls", spec.calls_per_step),
-            (self._in_step, "this step's", "tokens", spec.tokens_per_step),
-            (self._in_total, "its", "calls", spec.calls_total),
-            (self._in_total, "its", "tokens", spec.tokens_total),
-        )
-
-    def begin_step(self) -> None:
-        """Requests from here on are of a new step."""
-        self._in_step.clear()
-
-    def check(self) -> None:
-        """OverBudget where a further request would be one too many, or the tokens are spent."""
-        for spent, whose, kind, limit in self._limits:
-            if limit is not None and spent[kind] >= limit:
-                raise OverBudget(f"The judge has spent {whose} {limit} {kind}.")
-
-    def spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
-        """Count what was spent."""
-        self._in_step[kind] += amount
-        self._in_total[kind] += amount
-
-
 class Judge:
-    """One judge.
+    """One judge; InvalidConfig where its key is not there.
 
     Its counts since they were last taken: calls, tokens, cached; of questions, each counted once, however often it was
     put: read, over_budget, unreadable, failed; written: verdicts that are no expectation; in_both_orders: comparisons
@@ -125,11 +96,14 @@ class Judge:
     """
 
     def __init__(self, spec: JudgeSpec, client: InferenceClient | None = None, *, waits_for_start: bool = True) -> None:
-        self.spec, self.budget = spec, Budget(spec)
+        self.spec = spec
         self.last_failure = ""  # why a question got no answer that could be read
+        key = "" if spec.key_variable is None else environ.secrets().get(spec.key_variable)
+        if key is None:
+            raise InvalidConfig(f"The judge's key_variable {spec.key_variable} is not set, or names no secret.")
         self._client = client or InferenceClient(
             spec.base_url,
-            api_key=_key(spec.key_variable),
+            api_key=key,
             model=spec.model,
             timeout_s=spec.request_timeout_s,
             ready_within_s=spec.request_timeout_s,
@@ -142,6 +116,7 @@ class Judge:
         self._tells_logprobs: bool | None = None  # None: no answer has shown it yet
         self._cache: dict[str, Any] = {}
         self._counts = Counter[str]()
+        self._in_step, self._in_total = Counter[str](), Counter[str]()  # calls and tokens that were spent
 
     async def close(self) -> None:
         """Close the connections."""
@@ -151,6 +126,10 @@ class Judge:
         """What happened since the last call of this."""
         counts, self._counts = self._counts, Counter[str]()
         return dict(counts)
+
+    def begin_step(self) -> None:
+        """Requests from here on are of a new step: what a step may spend is there again."""
+        self._in_step.clear()
 
     async def grade(self, rubric: Rubric, sample: Sample) -> Grade | None:
         """One answer by every criterion; None: one of them could not be graded."""
@@ -182,11 +161,23 @@ class Judge:
         return float(forth > back) if is_decided else 0.5
 
     async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
-        """A group's answers beside each other, as the judge's method says; None: it could not tell."""
-        return await (self.rank(samples) if self.spec.method == "ranking" else self.compare_all(samples))
+        """A group's answers beside each other, as the judge's method says; None: it could not tell.
 
-    async def compare_all(self, samples: Sequence[Sample]) -> list[float | None]:
-        """Every pair of a group: each answer's share of points, 1 for a win and 0.5 for a tie."""
+        Ranked, each answer's place, 1 for the best and 0 for the worst; compared in pairs, its share of points, 1 for a
+        win and 0.5 for a tie.
+        """
+        if self.spec.method == "ranking":
+            none: list[float | None] = [None] * len(samples)
+            if len(samples) < 2:
+                return none
+            async with self._slots:
+                forth = await self._ranked(samples)
+                back = None if forth is None else await self._ranked(samples[::-1])
+            if forth is None or back is None:
+                return none
+            self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
+            worst = 2 * (len(samples) - 1)
+            return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
         pairs = list(combinations(range(len(samples)), 2))
         results = await asyncio.gather(*(self.compare(samples[one], samples[other]) for one, other in pairs))
         points: list[list[float]] = [[] for _ in samples]
@@ -196,29 +187,25 @@ class Judge:
                 points[other].append(1 - result)
         return [math.fsum(won) / len(won) if won else None for won in points]
 
-    async def rank(self, samples: Sequence[Sample]) -> list[float | None]:
-        """A group: each answer's place, 1 for the best, 0 for the worst; None for all where there is no ranking."""
-        count = len(samples)
-        if count < 2:
-            return [None] * count
-        async with self._slots:
-            forth = await self._ranked(samples)
-            back = None if forth is None else await self._ranked(samples[::-1])
-        if forth is None or back is None:
-            return [None] * count
-        self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
-        worst = 2 * (count - 1)
-        return [1 - (there + here) / worst for there, here in zip(forth, back[::-1], strict=True)]
+    def _check_budget(self) -> None:
+        spec = self.spec
+        for spent, whose, kind, limit in (
+            (self._in_step, "this step's", "calls", spec.calls_per_step),
+            (self._in_step, "this step's", "tokens", spec.tokens_per_step),
+            (self._in_total, "its", "calls", spec.calls_total),
+            (self._in_total, "its", "tokens", spec.tokens_total),
+        ):
+            if limit is not None and spent[kind] >= limit:
+                raise OverBudget(f"The judge has spent {whose} {limit} {kind}.")
 
     def _spend(self, kind: Literal["calls", "tokens"], amount: int) -> None:
-        self.budget.spend(kind, amount)
-        self._counts[kind] += amount
+        for spent in (self._in_step, self._in_total, self._counts):
+            spent[kind] += amount
 
     async def _compared(self, first: Sample, second: Sample) -> float | None:
         """How far the judge is for the first answer, 0 to 1."""
-        question = _COMPARE.format(
-            request=_request(first), first=_answer(first, "A"), second=_answer(second, "B"), question=self.spec.question
-        )
+        answers = {"first": _answer(first, "A"), "second": _answer(second, "B")}
+        question = _COMPARE.format(request=_request(first), question=self.spec.question, **answers)
         return await self._verdict(question, {"A": 1.0, "B": 0.0})
 
     async def _verdict(self, question: str, values: Mapping[str, float]) -> float | None:
@@ -227,17 +214,29 @@ class Judge:
         An endpoint that refuses one question may refuse the text, not the log-probabilities: it is taken for one that
         tells none only where it then answers the same question in writing, and has never told any.
         """
+
+        def expected(answer: Completion) -> float | None:
+            """The mean value of the choices under the first token's probabilities; None: that token is no choice."""
+            masses = dict.fromkeys(values, 0.0)
+            for text, probability in (answer.first_token or {}).items():
+                if (letter := text.strip()) in masses:
+                    masses[letter] += probability
+            whole = math.fsum(masses.values())
+            total = math.fsum(values[letter] * mass for letter, mass in masses.items())
+            return None if whole < LEAST_MASS else total / whole
+
+        def chosen(answer: Completion) -> float | None:
+            verdict = _json(answer.text).get("verdict")
+            return values.get(verdict.strip()) if isinstance(verdict, str) else None
+
         lacks_logprobs = False
         if self._tells_logprobs is not False:
             try:
-                by_letter = await self._read_answer(
-                    question + _BY_LETTER, lambda answer: _expected(answer, values), True
-                )
+                if (by_letter := await self._read_answer(question + _BY_LETTER, expected, by_letter=True)) is not None:
+                    return by_letter
             except NoLogprobs:
-                lacks_logprobs, by_letter = True, None
-            if by_letter is not None:
-                return by_letter
-        written = await self._read_answer(question + _BY_JSON.format(), lambda answer: _chosen(answer.text, values))
+                lacks_logprobs = True
+        written = await self._read_answer(question + _BY_JSON.format(), chosen)
         if written is not None:
             self._counts["written"] += 1
             if lacks_logprobs and self._tells_logprobs is None:
@@ -247,16 +246,22 @@ class Judge:
     async def _ranked(self, samples: Sequence[Sample]) -> list[int] | None:
         """Each answer's place, 0 the best."""
         answers = "\n\n".join(_answer(sample, str(number)) for number, sample in enumerate(samples, 1))
-        question = _RANK.format(
-            request=_request(samples[0]), answers=answers, question=self.spec.question, count=len(samples)
-        )
-        return await self._read_answer(question, lambda answer: _places(answer.text, len(samples)))
+        whole = {"answers": answers, "question": self.spec.question, "count": len(samples)}
+        question = _RANK.format(request=_request(samples[0]), **whole)
+
+        def places(answer: Completion) -> list[int] | None:
+            ranking, numbers = _json(answer.text).get("ranking"), list(range(1, len(samples) + 1))
+            if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
+                return None
+            return [ranking.index(number) for number in numbers] if sorted(ranking) == numbers else None
+
+        return await self._read_answer(question, places)
 
     async def _read_answer(
-        self, question: str, read: Callable[[Completion], T | None], by_letter: bool = False
+        self, question: str, read: Callable[[Completion], T | None], *, by_letter: bool = False
     ) -> T | None:
-        """What was read of the judge's answer, or None; what became of the question is counted. One by letter that was
-        not read is put in writing, and counted then. Raises NoLogprobs."""
+        """What was read of the judge's answer, or None; what became of the question is counted, unless it is one by
+        letter, which is then put in writing. Raises NoLogprobs."""
         key = hashlib.sha256(f"{self.spec.base_url}\0{self.spec.model}\0{question}".encode()).hexdigest()
         if key in self._cache:
             self._counts.update(("cached", "read"))
@@ -291,7 +296,7 @@ class Judge:
         )
 
         async def attempt() -> Completion:
-            self.budget.check()
+            self._check_budget()
             self._spend("calls", 1)
             async with asyncio.timeout(self.spec.request_timeout_s):
                 return (await self._client.chat(messages, sampling))[0]
@@ -310,33 +315,6 @@ class Judge:
                 raise NoLogprobs(f"The judge {self.spec.model} gave no log-probabilities.")
             self._tells_logprobs = True
         return answer
-
-
-def _expected(answer: Completion, values: Mapping[str, float]) -> float | None:
-    """The mean value of the choices under the first token's probabilities; None: that token is no choice."""
-    masses = dict.fromkeys(values, 0.0)
-    for text, probability in (answer.first_token or {}).items():
-        if (letter := text.strip()) in masses:
-            masses[letter] += probability
-    whole = math.fsum(masses.values())
-    if whole < LEAST_MASS:
-        return None
-    return math.fsum(values[letter] * mass for letter, mass in masses.items()) / whole
-
-
-def _chosen(text: str, values: Mapping[str, float]) -> float | None:
-    """The value of the verdict in a judge's JSON; None: there is none."""
-    verdict = _json(text).get("verdict")
-    return values.get(verdict.strip()) if isinstance(verdict, str) else None
-
-
-def _places(text: str, count: int) -> list[int] | None:
-    """Each answer's place in the ranking in a judge's JSON, 0 the best; None: there is none."""
-    ranking = _json(text).get("ranking")
-    if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
-        return None
-    numbers = range(1, count + 1)
-    return [ranking.index(number) for number in numbers] if sorted(ranking) == list(numbers) else None
 
 
 def _json(text: str) -> dict[str, Any]:
@@ -371,11 +349,3 @@ def conversation(messages: Sequence[Message]) -> str:
     """Messages as one text: of several also who said what."""
     texts = [(str(message.get("role", "")), str(message.get("content") or "")) for message in messages]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"[{role}]\n{text}" for role, text in texts)
-
-
-def _key(variable: str | None) -> str:
-    if variable is None:
-        return ""
-    if (key := environ.secrets().get(variable)) is None:
-        raise InvalidConfig(f"The judge's key_variable {variable} is not set, or names no secret.")
-    return key

@@ -17,6 +17,9 @@ from halteres.rewards.model_folder import Calibration, Side
 from halteres.rewards.preferences import Comparison
 
 Floats = npt.NDArray[np.float64]
+AnswerScores = Mapping[
+    str, tuple[Sequence[float], Sequence[float]]
+]  # by a question's id: of its correct, wrong answers
 
 Z_95 = 1.959964  # standard deviations of a normal distribution between which 95 % of it lie
 NUM_BINS = 10  # of confidences from 0.5 to 1, for the calibration error
@@ -26,8 +29,7 @@ TIES = "Ties"
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
-WIDEST = 1000.0
-"""Factor of the leads' mean size within which a temperature lies: all right would ask for 0, all wrong for none."""
+WIDEST = 1000.0  # factor of the leads' mean size within which a temperature lies: all right would ask for 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +87,6 @@ class Benchmark:
     overall: float  # mean of the subsets
     by_subset: Mapping[str, float]  # best-of-N credit; of Ties its own formula
     ties: TieSubset | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TieScores:
-    """The scores of one question's answers."""
-
-    correct: Sequence[float]
-    wrong: Sequence[float]
-
-    @property
-    def gap(self) -> float:
-        """Worst correct minus best wrong."""
-        return min(self.correct) - max(self.wrong)
-
-    @property
-    def spread(self) -> float:
-        """Best minus worst correct."""
-        return max(self.correct) - min(self.correct)
 
 
 def share(hits: float, count: int) -> Share:
@@ -170,25 +154,19 @@ def spearman(x: Floats, y: Floats) -> float | None:
     >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 9.0, 4.0]))
     0.5
     """
-    rank_x, rank_y = _mean_ranks(x), _mean_ranks(y)
-    rank_x, rank_y = rank_x - rank_x.mean(), rank_y - rank_y.mean()
+
+    def centred_ranks(values: Floats) -> Floats:
+        _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts).astype(np.float64) - (counts - 1) / 2)[place]
+        return ranks - ranks.mean()
+
+    rank_x, rank_y = centred_ranks(x), centred_ranks(y)
     both = math.sqrt(float(rank_x @ rank_x) * float(rank_y @ rank_y))
     return float(rank_x @ rank_y) / both if both else None
 
 
-def _mean_ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts).astype(np.float64)
-    return (last - (counts - 1) / 2)[place]
-
-
 def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | None:
-    """RewardBench 2's score (arXiv 2506.01937) of comparisons that all have a subset and more than two answers; None of
-    any others.
-
-    Args:
-        scored: comparisons with their scores, shape (K,).
-    """
+    """RewardBench 2's score (arXiv 2506.01937); None unless all rows have a subset and more than two answers."""
     if not scored or any(one.kind is None or len(one.completions) <= 2 for one, _ in scored):
         return None
     by_subset: dict[str, float] = {}
@@ -196,28 +174,30 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
     for subset in sorted({str(one.kind) for one, _ in scored}):
         rows = [(one, scores) for one, scores in scored if one.kind == subset]
         if subset == TIES and all(one.id.startswith(("ref:", "tied:")) for one, _ in rows):
-            ties = tie_subset(_tie_scores(rows, "ref:"), _tie_scores(rows, "tied:"))
+            questions: dict[str, dict[str, tuple[list[float], list[float]]]] = {"ref": {}, "tied": {}}
+            for one, scores in rows:
+                form, _, name = one.id.partition(":")
+                correct = np.array(one.ranks) == 0
+                questions[form][name] = scores[correct].tolist(), scores[~correct].tolist()
+            ties = tie_subset(questions["ref"], questions["tied"])
             by_subset[subset] = ties.score
         else:
             by_subset[subset] = _mean([best_of_n_credit(scores, np.array(one.ranks) == 0) for one, scores in rows])
     return Benchmark(overall=_mean(list(by_subset.values())), by_subset=by_subset, ties=ties)
 
 
-def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> TieSubset:
-    """The score of the subset Ties.
+def tie_subset(ref: AnswerScores, tied: AnswerScores) -> TieSubset:
+    """The score of the subset Ties, by questions with one right answer and, by the same id, their twins with several.
 
+    The gap is the worst correct minus the best wrong score, the spread the best minus the worst correct one;
     0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 * both_gaps_over_spread
     + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the gap.
-
-    Args:
-        ref: questions with one right answer, by their id.
-        tied: their twins with several, by the same id.
     """
-    twins = [(ref[name], tied[name]) for name in tied if name in ref]
-    smaller = [(min(one.gap, many.gap), many.spread) for one, many in twins]
-    accuracy_tied = _mean([many.gap > 0 for many in tied.values()])
-    accuracy_ref = _mean([one.gap > 0 for one in ref.values()])
-    gap_over_spread = _mean([many.gap > many.spread for many in tied.values()])
+    gaps_ref, gaps = ({name: min(a) - max(b) for name, (a, b) in one.items()} for one in (ref, tied))
+    spreads = {name: max(correct) - min(correct) for name, (correct, _) in tied.items()}
+    smaller = [(min(gaps_ref[name], gaps[name]), spreads[name]) for name in tied if name in ref]
+    accuracy_tied, accuracy_ref = (_mean([gap > 0 for gap in one.values()]) for one in (gaps, gaps_ref))
+    gap_over_spread = _mean([gaps[name] > spreads[name] for name in tied])
     both = _mean([gap > spread for gap, spread in smaller])
     excess = _mean([math.tanh(gap / spread - 1) if spread else float(np.sign(gap)) for gap, spread in smaller])
     return TieSubset(
@@ -230,17 +210,6 @@ def tie_subset(ref: Mapping[str, TieScores], tied: Mapping[str, TieScores]) -> T
     )
 
 
-def _tie_scores(rows: Sequence[tuple[Comparison, Floats]], prefix: str) -> dict[str, TieScores]:
-    return {
-        one.id.removeprefix(prefix): TieScores(
-            correct=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank == 0],
-            wrong=[float(score) for score, rank in zip(scores, one.ranks, strict=True) if rank > 0],
-        )
-        for one, scores in rows
-        if one.id.startswith(prefix)
-    }
-
-
 def probabilities(leads: Floats, temperature: float = 1.0) -> Floats:
     """That the chosen side is preferred: s(lead / temperature)."""
     return 0.5 * (1 + np.tanh(leads / (2 * temperature)))  # the sigmoid, without overflow
@@ -251,19 +220,18 @@ def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_B
     confidence_P = probabilities(np.abs(leads_P), temperature)
     right_P = np.where(leads_P == 0, 0.5, leads_P > 0)
     place_P = np.minimum((2 * num_bins * (confidence_P - 0.5)).astype(int), num_bins - 1)
-    bins: list[Bin] = []
-    for number in range(num_bins):
+
+    def bin_of(number: int) -> Bin:
         inside = place_P == number
-        bins.append(
-            Bin(
-                low=0.5 + number / (2 * num_bins),
-                high=0.5 + (number + 1) / (2 * num_bins),
-                count=int(inside.sum()),
-                confidence=float(confidence_P[inside].mean()) if inside.any() else math.nan,
-                accuracy=float(right_P[inside].mean()) if inside.any() else math.nan,
-            )
+        return Bin(
+            low=0.5 + number / (2 * num_bins),
+            high=0.5 + (number + 1) / (2 * num_bins),
+            count=int(inside.sum()),
+            confidence=float(confidence_P[inside].mean()) if inside.any() else math.nan,
+            accuracy=float(right_P[inside].mean()) if inside.any() else math.nan,
         )
-    return tuple(bins)
+
+    return tuple(map(bin_of, range(num_bins)))
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
@@ -278,41 +246,38 @@ def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
 
 
 def fit_calibration(
-    chosen_P: Floats,
-    rejected_P: Floats,
-    *,
-    data_digest: str,
-    template_digest: str = "",
-    offset_from: Side = "chosen",
-    leads_P: Floats | None = None,
+    chosen_P: Floats, rejected_P: Floats, *, offset_from: Side = "chosen", leads_P: Floats | None = None
 ) -> Calibration:
-    """The calibration of a model by its raw scores of held-out pairs.
+    """The calibration of a model by its raw scores of held-out pairs; InvalidData: too few, or all scores are equal.
 
     Args:
         chosen_P, rejected_P: raw scores, shape (P,).
-        data_digest, template_digest: of the pairs, and of the template under which they were scored.
         offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
         leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
-
-    Raises:
-        InvalidData: fewer than LEAST_PAIRS pairs, or all scores are equal.
     """
     if len(chosen_P) < LEAST_PAIRS:
-        raise InvalidData(
-            f"Too few ranked pairs to calibrate on: {len(chosen_P)}.",
-            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs.",
-            "Name more held-out pairs. A calibration that the model has is kept.",
+        why = (
+            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs."
         )
+        fix = "Name more held-out pairs. The model's calibration, if it has one, stays."
+        raise InvalidData(f"Too few ranked pairs to calibrate on: {len(chosen_P)}.", why, fix)
     both = np.concatenate([chosen_P, rejected_P])
     scale = float(both.std())
     if scale == 0.0:
-        raise InvalidData(
-            "The model cannot be calibrated on these pairs.",
-            f"All {len(both)} scores are equal.",
-            "Name held-out pairs that the model tells apart.",
-        )
+        why = f"All {len(both)} scores are equal."
+        raise InvalidData("The model cannot be calibrated on these pairs.", why, "Name pairs that it tells apart.")
     leads = chosen_P - rejected_P if leads_P is None else leads_P
-    temperature = _temperature(leads)
+    # Of the least negative log-likelihood of s(lead / temperature). In 1/temperature the likelihood is concave, so its
+    # slope changes its sign once: bisection finds the place.
+    size = float(np.abs(leads).mean()) or 1.0
+    low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(np.mean(leads * probabilities(-leads * math.exp(middle)))) > 0:
+            low = middle
+        else:
+            high = middle
+    temperature = math.exp(-low)
     before, after = (calibration_error(reliability(leads, each)) for each in (1.0, temperature))
     warnings: list[str] = []
     if len(leads) < FEW_PAIRS:
@@ -327,29 +292,11 @@ def fit_calibration(
         scale=scale,
         offset_from=offset_from,
         num_pairs=len(leads),
-        data_digest=data_digest,
-        template_digest=template_digest,
         calibration_error=(before, after),
         brier_score=(brier_score(leads), brier_score(leads, temperature)),
         quantiles={str(q): float(np.quantile(both, q)) for q in QUANTILES},
         warnings=tuple(warnings),
     )
-
-
-def _temperature(leads_P: Floats) -> float:
-    """The temperature of the least negative log-likelihood of s(lead / temperature).
-
-    In 1/temperature the likelihood is concave, so its slope changes its sign once: bisection finds the place.
-    """
-    size = float(np.abs(leads_P).mean()) or 1.0
-    low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(np.mean(leads_P * probabilities(-leads_P * math.exp(middle)))) > 0:
-            low = middle
-        else:
-            high = middle
-    return math.exp(-low)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,37 +1,129 @@
 """A reward model's folder, looked at without loading it: what makes a folder one of a reward model, and
-`halteres_reward.json`, which says how texts are shown to the model and how its scores are read."""
+`halteres_reward.json`, which says how its scores are read and how a text becomes the tokens that it reads.
+
+The scoring template is the same in training and in scoring. Source: TRL 1.16 `RewardTrainer`, whose token ids are these
+(a test holds it); it drops rows that are too long.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from halteres.errors import InvalidData, NotFound
+from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.models.shape import read_shape, weight_files
-from halteres.rewards.tokenization import ScoringTemplate
-from halteres.scores import REWARD_FILE, Output
+from halteres.rewards.components import problems_of
+from halteres.rewards.preferences import Comparison, Text
+from halteres.scores import REWARD_FILE, Output, Scorable
+from halteres.text import Message, Tokenizer
 
-Device = Literal["auto", "cpu", "cuda"]
-"""Where a reward model computes; `auto`: a GPU where there is one."""
+Device = Literal["auto", "cpu", "cuda"]  # where a reward model computes; `auto`: a GPU where there is one
+Side = Literal["chosen", "both"]  # whose mean score an offset is
+Truncation = Literal["keep_end", "keep_start", "drop", "error"]
+"""What becomes of a text that is too long: its oldest messages and then its first tokens go; its last tokens before
+the end token go; its row is not used; it is refused."""
 
-Side = Literal["chosen", "both"]
-"""Whose mean score an offset is."""
-
-RESULT = "reward_model"
-"""Folder in the directory of a run that trains one: the model; checkpoints are in it, as TRL leaves them."""
-
-SAVING = "saving"
-"""Folder in a model's folder that is being replaced: the new files, whole, until the last is in its place."""
-
+RESULT = "reward_model"  # folder in the directory of a run that trains one: the model, and checkpoints in it
+SAVING = "saving"  # folder in a model's folder that is being replaced: the new files, until the last is in its place
 _NEXT = "Name a folder that `halteres reward train`, TRL's RewardTrainer or save_pretrained has written."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A text as the model reads it."""
+
+    tokens: tuple[int, ...]
+    num_lost: int = 0  # tokens of the whole text that are not in `tokens`, or too many in it (`drop`, `error`)
+    ended_with_eos: bool = True  # or with what the chat template ends an answer with
+    converted: bool = False  # it came in another form than the model reads
+
+
+class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
+    """How a text becomes tokens; stored with the model and used wherever it scores."""
+
+    form: Literal["standard", "conversational", "as_given"] = "as_given"  # strings, chats, or each as it comes
+    eos_token: str  # appended to a string that does not end with it; a chat ends as its chat template does
+    max_length: Annotated[int, Field(ge=2)] | None = 1024  # tokens
+    truncation: Truncation = "keep_end"
+    template_arguments: dict[str, Any] = {}  # of the chat template, for every text
+    unread_token: int | None = None  # tokens of this id at the end are not read: a model trained with pad = EOS
+
+    @property
+    def digest(self) -> str:
+        """SHA-256: scores of equal texts can be compared only under equal templates."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
+        """The tokens of a text; token ids pass as they are. InvalidData: no chat template, or a text of two forms."""
+        if not isinstance(text, Scorable):
+            if _is_tokens(text):
+                return self._cut(cast("tuple[int, ...]", tuple(text)), 0, ())
+            text = Scorable(completion=cast("str | Sequence[Message]", text))
+        strings = isinstance(text.completion, str)
+        if text.prompt is not None and isinstance(text.prompt, str) != strings:
+            why = "One is a string, the other a list of messages."
+            raise InvalidData("The prompt and the completion are of two forms.", why)
+        parts = ((text.prompt, "user"), (text.completion, "assistant"))
+        if self.form == "standard" or (self.form == "as_given" and strings):
+            whole = "".join(part if isinstance(part, str) else _contents(part or ()) for part, _ in parts)
+            ended = whole.removesuffix(self.eos_token) + self.eos_token
+            tokens = tuple(tokenizer.encode(ended, add_special_tokens=True))
+            first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])  # a begin token, where there is one
+            num_first = len(first) if tokens[:1] == first else 0
+            rendered = self._cut(tokens, num_first, tuple(tokenizer.encode(self.eos_token)))
+        else:
+            arguments = {"tools": list(text.tools) or None, **self.template_arguments, **text.template_arguments}
+            chat: list[Message] = []
+            for part, role in parts:
+                chat += [{"role": role, "content": part}] if isinstance(part, str) else part or ()
+            rendered = self._chat(tokenizer, chat, arguments)
+        return replace(rendered, converted=self.form != "as_given" and strings != (self.form == "standard"))
+
+    def render_comparison(self, tokenizer: Tokenizer, comparison: Comparison) -> tuple[Rendered, ...]:
+        """Every completion of a row behind its prompt."""
+        return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
+
+    def _chat(self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Rendered:
+        text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
+        tokens = tuple(tokenizer.encode(text))
+        last = messages[-1].get("content")
+        _, found, after = text.rpartition(last.strip()) if isinstance(last, str) and last.strip() else ("", "", "")
+        ending = tuple(tokenizer.encode(after if found else ""))  # what the chat template ends an answer with
+        if self.truncation != "keep_end" or self.max_length is None or len(tokens) <= self.max_length:
+            return self._cut(tokens, 0, ending)
+        num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), 0)
+        rest = tokens
+        for oldest in range(num_system + 1, len(messages)):
+            try:
+                newer = [*messages[:num_system], *messages[oldest:]]
+                rest = tuple(tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments))
+            except InvalidData:  # a template may insist on a user's message first
+                continue
+            if len(rest) <= self.max_length:
+                break
+        return replace(self._cut(rest, 0, ending), num_lost=len(tokens) - min(len(rest), self.max_length))
+
+    def _cut(self, tokens: tuple[int, ...], num_first: int, ending: tuple[int, ...]) -> Rendered:
+        """Not longer than allowed; the first tokens and the ending stay."""
+        longest = self.max_length if self.max_length is not None else len(tokens)
+        lost = max(0, len(tokens) - longest)
+        if lost and self.truncation == "keep_end":
+            tokens = tokens[:num_first] + tokens[num_first + lost :]
+        elif lost and self.truncation == "keep_start":
+            tokens = tokens[: longest - len(ending)] + ending if len(ending) < longest else tokens[:longest]
+        ended = not ending or tokens[len(tokens) - len(ending) :] == ending
+        while self.unread_token is not None and len(tokens) > 1 and tokens[-1] == self.unread_token:
+            tokens = tokens[:-1]
+        return Rendered(tokens=tokens, num_lost=lost, ended_with_eos=ended)
 
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
@@ -74,11 +166,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     def check_template(self, digest: str) -> None:
         """InvalidData if the calibration was made with another scoring template, or another rule for the end token."""
         if self.template_digest and self.template_digest != digest:
-            raise InvalidData(
+            what, fix = (
                 "The calibration was made with another scoring template.",
-                f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}: scores under the two differ.",
-                "Calibrate again: halteres reward calibrate MODEL HELD_OUT",
+                "halteres reward calibrate makes one.",
             )
+            raise InvalidData(what, f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}.", fix)
 
 
 class Probe(BaseModel, frozen=True, extra="forbid"):
@@ -115,24 +207,18 @@ class ModelFolder:
 
 
 def read_reward_file(folder: Path) -> RewardFile | None:
-    """What the folder says; None of a model of somebody else's. InvalidData where the file is damaged or of a later
-    version, its calibration was made with another template, or the folder is half replaced."""
+    """What the folder says; None of somebody else's. InvalidData: damaged, half replaced, or of another template."""
     if (folder / SAVING).is_dir():
-        raise InvalidData(
-            f"The reward model in {folder} is half replaced.",
-            f"Whoever saved it was killed, or is at it: {SAVING} holds new files.",
-            f"Save it again, or move the files of {SAVING} up and remove it.",
-        )
+        why = f"Whoever saved it was killed, or is at it: {SAVING} holds new files."
+        fix = f"Save it anew, or move the files of {SAVING} up and remove it."
+        raise InvalidData(f"The reward model in {folder} is half replaced.", why, fix)
     file = folder / REWARD_FILE
     if not file.is_file():
         return None
     try:
         content = RewardFile.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidData(
-            f"{file} cannot be read.", f"{'.'.join(map(str, first['loc']))}: {first['msg']}.", "Save the model again."
-        ) from error
+        raise InvalidData(f"{file} cannot be read.", problems_of(error), "Save the model again.") from error
     if content.calibration is not None:
         content.calibration.check_template(content.template.digest)
     return content
@@ -144,12 +230,7 @@ def write_reward_file(folder: Path, content: RewardFile) -> None:
 
 
 def read_model_folder(folder: str | Path) -> ModelFolder:
-    """Look at a folder.
-
-    Raises:
-        NotFound: there is none.
-        InvalidData: it holds no reward model (a model of one label, or an adapter of one), or one half replaced.
-    """
+    """Look at a folder. NotFound: there is none; InvalidData: it holds no reward model, or one half replaced."""
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
         raise NotFound(f"There is no reward model in {path}.", "There is no such folder.", _NEXT)
@@ -160,18 +241,16 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
         if config.get("task_type") != "SEQ_CLS":
             raise _no_model(path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS.")
         base = str(config.get("base_model_name_or_path") or "")
-        there = Path(base).expanduser()
-        num_bytes = _num_bytes(path) + (_num_bytes(there) if there.is_dir() else 0)
+        num_bytes = _num_bytes(path) + (_num_bytes(Path(base)) if base and Path(base).is_dir() else 0)
         return ModelFolder(path=path, num_bytes=num_bytes, base=base or None, facts=facts)
     config = _json_object(path / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
-        why = f"Its config.json names {', '.join(kinds) or 'no architecture'}, not one that classifies."
-        raise _no_model(path, why)
+        names = ", ".join(kinds) or "no architecture"
+        raise _no_model(path, f"Its config.json names {names}, not one that classifies.")
     num_outputs, objectives = num_outputs_of(config), facts.get("objective_weights") or {}
     if num_outputs != max(1, len(objectives)):
-        why = f"It has {num_outputs} outputs; a reward model has one, or one for each of its objectives."
-        raise _no_model(path, why)
+        raise _no_model(path, f"It has {num_outputs} outputs; a reward model has one, or one for each objective.")
     return ModelFolder(path=path, num_bytes=_num_bytes(path), facts=facts)
 
 
@@ -179,6 +258,44 @@ def num_outputs_of(config: Mapping[str, Any]) -> int:
     """Outputs of a classifier, by its config.json."""
     labels = config.get("id2label")
     return len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)  # transformers' default
+
+
+def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any) -> ScoringTemplate:
+    """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where it knows none."""
+    token = eos_token or tokenizer.specials.get("eos_token")
+    if token is None or len(tokenizer.encode(token)) != 1:
+        what = f"The end token {token!r} is not in the vocabulary." if token else "The tokenizer names no end token."
+        raise InvalidConfig(what, next="Set eos_token to a token that the tokenizer knows.", field="eos_token")
+    return ScoringTemplate(eos_token=token, **settings)
+
+
+def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
+    """The token that pads, never the end token, which would then not be read. InvalidData: there is no other one."""
+    own = tokenizer.specials.get("pad_token")
+    if own is not None and own != eos_token and own in tokenizer.special_tokens:
+        return own
+    others = set(tokenizer.special_tokens) - {eos_token, tokenizer.specials.get("bos_token")}
+    if not others:
+        why = "Its only special token ends texts, and transformers does not read the padding token at a text's end."
+        fix = "Name another special token as pad_token in tokenizer_config.json."
+        raise InvalidData(f"The tokenizer in {tokenizer.folder} has no token to pad with.", why, fix)
+    in_order = (token for token in tokenizer.special_tokens if token in others)
+    return min(in_order, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+
+
+def texts_of(comparison: Comparison) -> list[Scorable | Text]:
+    """The texts of a row, each as it is scored by itself."""
+    texts = cast("Sequence[str | Sequence[Message]]", comparison.completions)
+    how: dict[str, Any] = {"tools": comparison.tools, "template_arguments": comparison.template_arguments}
+    return [text if _is_tokens(text) else Scorable(prompt=comparison.prompt, completion=text, **how) for text in texts]
+
+
+def _is_tokens(text: Any) -> bool:
+    return not isinstance(text, str) and len(text) > 0 and isinstance(text[0], int)
+
+
+def _contents(messages: Sequence[Message]) -> str:
+    return "".join(str(one.get("content") or "") for one in messages)
 
 
 def names_of(folders: Sequence[Path]) -> dict[str, Path]:

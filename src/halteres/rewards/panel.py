@@ -22,8 +22,7 @@ LEAST_SHARE = 0.5  # of the gain that should show in the panel
 ERRORS = 2.0  # standard errors by which a share must be below that: few held-out answers raise no alarm by chance
 LEAST_MOVE = 0.05  # of a mean grade, 0 to 1: a smaller rise or fall is none
 
-Row = Mapping[str, Any]
-"""An evaluation's row: metric -> value."""
+Row = Mapping[str, Any]  # an evaluation's row: metric -> value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +96,7 @@ def divergences(base: Row, later: Row) -> Iterator[Divergence]:
 
 
 def _error(later: Row, variances: float = 1.0) -> float:
-    """Standard error of a change of means, in standard deviations; 0: the number of answers is not known.
-
-    `variances`: of what changes, 1 for one mean.
-    """
+    """Standard error of a change of means, in standard deviations; 0: the number of answers is not known."""
     num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
     return math.sqrt(2 * variances / num_answers) if num_answers > 0 else 0.0
 

@@ -4,36 +4,38 @@ and split. Texts are never changed."""
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from halteres.errors import InvalidConfig, InvalidData
+from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
+from halteres.files import NOT_JSON
 from halteres.rewards.components import RESERVED_PARTS
-from halteres.rewards.preference_rows import EXAMPLE, STEPS_EXAMPLE, NumberedRows, RowProblem, Source, read_rows
-from halteres.rewards.rubrics import Aspect
 from halteres.text import Message
 
-Text = str | Sequence[Message] | Sequence[int]
-"""A string, messages, or tokens."""
+Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
+Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
+OnIdentical = Literal["error", "tie", "drop"]  # what becomes of a row that ranks a text above itself
+Source = str | Path | Iterable[Mapping[str, Any]]
 
-Form = Literal["standard", "conversational", "pre-tokenised"]
-"""Strings, messages, or tokens: one set of data is of one form."""
-
-OnIdentical = Literal["error", "tie", "drop"]
-"""What becomes of a row whose completions are the same text under different ranks."""
-
-MOST_ROWS = 10  # row numbers that are named of one problem; the rest are counted
+SHIPPED = "halteres/arithmetic-pairs"  # in the package: alone the half to train on, with `:held_out` the other
+MOST_ROWS = 10  # row numbers that are listed of one problem; the rest are counted
 STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
+EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
+STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
 IDENTICAL = "the completions are identical"
 MIXED = "standard and conversational completions are mixed"
 
+_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
+_SUFFIXES = (".jsonl", ".json", ".parquet")
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 
 
@@ -64,8 +66,7 @@ class Comparison:
 
     @property
     def prompt_key(self) -> str:
-        """Equal for rows of one prompt. Where the completions hold the prompt, it is what they begin with alike:
-        messages, lines of a string, or tokens."""
+        """Equal for rows of one prompt; where the completions hold the prompt, what they begin with alike."""
         if self.prompt is not None:
             return _canonical(self.prompt)
         parts = [text.splitlines() if isinstance(text, str) else text for text in self.completions]
@@ -117,19 +118,18 @@ def read_preferences(
         margin_from: the columns of scores that margins are made of; they go before a column `margin`.
 
     Raises:
-        InvalidData: some rows cannot be used; each problem is named once, with the numbers of its first rows. Or there
+        InvalidData: some rows cannot be used; each problem comes once, with the numbers of its first rows. Or there
             is no row.
         NotFound, InvalidConfig: there is no such file, or it cannot be read here.
     """
-    return checked(read_rows(source), on_identical, margin_from)
+    return _checked(_read(source), on_identical, margin_from)
 
 
 def read_rewardbench(source: Source) -> Preferences:
-    """RewardBench as conversations: `chosen` and `rejected` are strings in its first version, lists of them in its
-    second. Raises as `read_preferences`."""
+    """RewardBench's two versions as conversations: `chosen` and `rejected` are strings, or lists of them."""
 
-    def as_messages(row: Mapping[str, Any] | RowProblem) -> Mapping[str, Any] | RowProblem:
-        if isinstance(row, RowProblem):
+    def as_messages(row: Any) -> Any:
+        if not isinstance(row, Mapping):
             return row
         changed = dict(row)
         for column, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant")):
@@ -140,32 +140,29 @@ def read_rewardbench(source: Source) -> Preferences:
                 changed[column] = [[{"role": role, "content": text}] for text in value]
         return changed
 
-    found = read_rows(source)
-    return checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
+    found = _read(source)
+    return _checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
 
 
 def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> tuple[Preferences, Preferences]:
     """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on both sides.
 
-    Prompts are ordered by a hash with the seed, so that most keep their side when rows are added. InvalidConfig where a
-    side would be empty.
+    Ordered by a hash with the seed, most prompts keep their side when rows are added. InvalidConfig: a side is empty.
     """
     keys = [comparison.prompt_key for comparison in preferences.comparisons]
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
     count = round(share * len(ordered))
     if not 0 < count < len(ordered):
-        raise InvalidConfig(
-            f"A share of {share:g} cannot be held out of {preferences.source}.",
-            f"It has {len(ordered)} prompts, of which {count} would be held out.",
-            "Choose another share, or name a file of held-out rows.",
-        )
+        why = f"It has {len(ordered)} prompts, of which {count} would be held out."
+        fix = "Choose another share, or name a file of held-out rows."
+        raise InvalidConfig(f"A share of {share:g} cannot be held out of {preferences.source}.", why, fix)
     chosen = set(ordered[:count])
 
     def side(name: str, is_held_out: bool) -> Preferences:
         rows = zip(preferences.comparisons, keys, strict=True)
         digest = hashlib.sha256(f"{preferences.digest}:{share}:{seed}:{name}".encode()).hexdigest()
-        kept = tuple(one for one, key in rows if (key in chosen) == is_held_out)
-        return replace(preferences, comparisons=kept, digest=digest)
+        own = tuple(one for one, key in rows if (key in chosen) == is_held_out)
+        return replace(preferences, comparisons=own, digest=digest)
 
     return side("train", False), replace(side("held_out", True), warnings=())
 
@@ -177,10 +174,117 @@ def overlap(train: Preferences, held_out: Preferences) -> str:
     return f"{held_out.source} {_row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
 
 
-def checked(
-    found: NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
+class RowProblem(Exception):
+    """Why a row cannot be used: goes on after "row 3: "."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedRows:
+    source: str  # the file's name, or "data"
+    digest: str  # SHA-256 of the file, or of the rows as JSON
+    rows: tuple[tuple[int, Any], ...]  # with numbers from 1: of lines in a JSONL file, of places elsewhere
+
+
+def _read(source: Source) -> _NumberedRows:
+    if isinstance(source, Mapping):
+        fix = "Of a data set with several splits hand over one: dataset['train']."
+        why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
+        raise InvalidData("The preference data is one mapping, not rows.", why, fix)
+    found = _from_place(str(source)) if isinstance(source, str | Path) else _from_objects("data", source)
+    if not found.rows:
+        raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
+    return found
+
+
+def _from_place(place: str) -> _NumberedRows:
+    """Of a file by its name's ending, the package, or a data set on the hub."""
+    file = Path(place).expanduser()
+    shipped, _, split = place.partition(":")
+    if shipped == SHIPPED:
+        if split not in ("", "train", "held_out"):
+            raise NotFound(f"{SHIPPED} has no split '{split}'.", next=f"Name {SHIPPED}:train or {SHIPPED}:held_out.")
+        file = Path(__file__).parent / "data" / f"arithmetic_pairs_{split or 'train'}.jsonl"
+    elif (hub := _HUB.fullmatch(place)) and not file.exists() and file.suffix not in _SUFFIXES:
+        missing = f"There is no file {place}; a data set of this name on the Hugging Face hub"
+        datasets = _import_extra("datasets", missing, "name a file: prefs.jsonl")
+        try:
+            return _from_objects(place, datasets.load_dataset(hub["name"], split=hub["split"] or "train"))
+        except Exception as error:  # any of a library's: no network, no such name or split
+            what = f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub."
+            fix = "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl"
+            raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
+    if file.suffix == ".parquet" and file.is_file():
+        parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
+        try:
+            return _from_objects(file.name, parquet.read_table(file).to_pylist())
+        except Exception as error:  # any of the library's
+            raise InvalidData(f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}.") from error
+    return _from_file(file)
+
+
+def _from_file(file: Path) -> _NumberedRows:
+    """Of JSON lines, or a JSON list."""
+    try:
+        content = file.read_bytes()
+        text = content.decode("utf-8-sig")
+    except IsADirectoryError as error:
+        inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
+        why = f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file."
+        fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
+        raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix) from error
+    except FileNotFoundError as error:
+        beside = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else None
+        why = "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
+        fix = f"Did you mean {file.parent / beside}?" if beside else ""
+        raise NotFound(f"There is no file {file}.", why, fix) from error
+    except OSError as error:
+        raise InvalidData(f"{file} cannot be read.", f"{error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InvalidData(
+            f"{file.name} is not UTF-8 text.", f"Line {line} is the first.", "Save it as UTF-8."
+        ) from error
+    rows: list[tuple[int, Any]] = []
+    if text.lstrip()[:1] == "[":
+        try:
+            rows += enumerate(json.loads(text), 1)
+        except NOT_JSON as error:
+            what = f"{file.name} begins as a JSON list and is none."
+            raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
+        return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except NOT_JSON:
+                rows.append((number, RowProblem("is not JSON")))
+    return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
+
+
+def _from_objects(source: str, objects: Iterable[Any]) -> _NumberedRows:
+    rows = tuple(enumerate(objects, 1))
+    sha = hashlib.sha256()
+    for _, value in rows:
+        sha.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n")
+    return _NumberedRows(source, sha.hexdigest(), rows)
+
+
+def _import_extra(module: str, who: str, instead: str) -> Any:
+    """A module of the extra `hub`."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what, fix = (
+            f"{who} needs the package `{module.partition('.')[0]}`.",
+            f"pip install 'halteres[hub]', or {instead}",
+        )
+        raise InvalidConfig(what, f"{error}.", fix) from error
+
+
+def _checked(
+    found: _NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
 ) -> Preferences:
-    """The rows as `read_preferences` checks them."""
+    source = found.source
     comparisons: list[Comparison] = []
     problems: dict[str, list[int]] = {}
     dropped: list[int] = []
@@ -193,50 +297,46 @@ def checked(
             _require(is_kind, f"holds {kinds[0]}, while row {first.row} holds {kinds[1]}")
             is_form = comparison.form == first.form
             _require(is_form, f"is {comparison.form}, while row {first.row} is {first.form}")
-            if _prefers_itself(comparison):
-                if on_identical == "error":
-                    raise RowProblem(IDENTICAL)
+            texts, ranks = comparison.completions, comparison.ranks
+            if any(texts[a] == texts[b] and ranks[a] != ranks[b] for a, b in combinations(range(len(texts)), 2)):
+                _require(on_identical != "error", IDENTICAL)
                 if on_identical == "drop":
                     dropped.append(number)
                     continue
-                comparison = _tied(comparison)
+                best = [min(rank for other, rank in zip(texts, ranks, strict=True) if other == text) for text in texts]
+                order = sorted(set(best))
+                comparison = replace(comparison, ranks=tuple(order.index(rank) for rank in best))
             comparisons.append(comparison)
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
     if problems:
-        raise _refusal(found, problems)
-    if not comparisons:
+        has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
+        next = f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of the strings."
+        if IDENTICAL in problems:
+            next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
         raise InvalidData(
-            f"{found.source} holds no row that can be used.", f"All {len(dropped)} have identical completions."
+            f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} rows are wrong.",
+            ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
+            next,
+            problems=[{"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)} for one, rows in problems.items()],
         )
-    warnings = [f"{_row_numbers(dropped)}: dropped, the completions are identical"] if dropped else []
-    if repeated := _repeated(comparisons):
-        warnings.append(f"{_row_numbers(repeated)}: the same as a row before")
-    if len(labels := {label for one in comparisons for label in one.labels}) == 1:
-        rows = _row_numbers([one.row for one in comparisons])
-        warnings.append(f"{rows}: every step is {'right' if True in labels else 'wrong'}")
+    if not comparisons:
+        why = f"All {len(dropped)} have identical completions."
+        raise InvalidData(f"{source} holds no row that can be used.", why)
+    firsts: dict[str, int] = {}
+    for one in comparisons:
+        firsts.setdefault(_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row)
+    new, labels = set(firsts.values()), {label for one in comparisons for label in one.labels}
+    warnings = {
+        "dropped, the completions are identical": dropped,
+        "the same as a row before": [one.row for one in comparisons if one.row not in new],
+        f"every step is {'right' if True in labels else 'wrong'}": [one.row for one in comparisons if len(labels) == 1],
+    }
     return Preferences(
         comparisons=tuple(comparisons),
-        source=found.source,
+        source=source,
         digest=found.digest,
-        warnings=tuple(f"{found.source} {warning}." for warning in warnings),
-    )
-
-
-def _refusal(found: NumberedRows, problems: Mapping[str, Sequence[int]]) -> InvalidData:
-    source, wrong = found.source, sum(map(len, problems.values()))
-    has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
-    next = f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of the strings."
-    if IDENTICAL in problems:
-        next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
-    return InvalidData(
-        f"{source} cannot be used: {wrong} of {len(found.rows)} rows are wrong.",
-        ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
-        next,
-        problems=[
-            {"problem": problem, "rows": list(rows[:MOST_ROWS]), "count": len(rows)}
-            for problem, rows in problems.items()
-        ],
+        warnings=tuple(f"{source} {_row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
     )
 
 
@@ -246,52 +346,39 @@ def _row_numbers(numbers: Sequence[int]) -> str:
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
 
 
-def _prefers_itself(comparison: Comparison) -> bool:
-    ranked = zip(comparison.completions, comparison.ranks, strict=True)
-    return any(a == b and rank_a != rank_b for (a, rank_a), (b, rank_b) in combinations(ranked, 2))
-
-
-def _tied(comparison: Comparison) -> Comparison:
-    """With one rank, the best, for equal texts."""
-    texts = comparison.completions
-    best = [min(rank for other, rank in zip(texts, comparison.ranks, strict=True) if other == text) for text in texts]
-    order = sorted(set(best))
-    return replace(comparison, ranks=tuple(order.index(rank) for rank in best))
-
-
-def _repeated(comparisons: Iterable[Comparison]) -> list[int]:
-    counts: Counter[str] = Counter()
-    rows: list[int] = []
-    for one in comparisons:
-        key = _canonical([one.prompt, one.completions, (one.ranks, one.labels, one.objective)])
-        if counts[key]:
-            rows.append(one.row)
-        counts[key] += 1
-    return rows
-
-
-def _comparison(row: Mapping[str, Any] | RowProblem, number: int, margin_from: MarginFrom | None) -> Comparison:
+def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Comparison:
     if isinstance(row, RowProblem):
         raise row
+    _require(isinstance(row, Mapping), "is not a JSON object")
     labels: tuple[bool, ...] = ()
     if "labels" in row and "completions" in row and "ranks" not in row and "scores" not in row:
         completions, labels = _states(row)
         ranks = (0,) * len(completions)
     else:
         completions, ranks = _ranked(row)
-    prompt = _prompt(row.get("prompt"), _form(completions[0]))
-    tie, margin = _optional(row, "tie", bool), _margin(row, margin_from)
-    of_pair = tie or margin
-    _require(not (labels and of_pair), "'tie' and 'margin' are for two completions, not for steps")
-    _require(
-        len(completions) == 2 or not of_pair, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie"
-    )
+    form, prompt = _form(completions[0]), row.get("prompt")
+    if form == "pre-tokenised":  # the tokens of a side hold the prompt's
+        prompt = None
+    elif prompt is not None:
+        prompt = _encodable(prompt, "prompt") if isinstance(prompt, str) else _messages(prompt, "prompt")
+        mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
+        _require(isinstance(prompt, str) == (form == "standard"), mixed)
+    if margin_from is None:
+        margin = _number(row, "margin", 0.0)
+    else:
+        for column in margin_from.columns:
+            _required(row, column)
+        chosen, rejected = (_number(row, column, 0.0) for column in margin_from.columns)
+        margin = margin_from.scale * (chosen - rejected)
+    tie = _optional(row, "tie", bool)
+    if tie or margin:
+        _require(not labels, "'tie' and 'margin' are for two completions, not for steps")
+        _require(len(completions) == 2, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
     weight = _number(row, "weight", 1.0)
     _require(weight >= 0, "'weight' is negative")
     objective = _optional(row, "objective", str) or None
-    reserved = (*RESERVED_PARTS, *get_args(Aspect))
-    _require(objective not in reserved, f"the objective '{objective}' has the name of another metric")
-    tools, arguments = _json_text(row, "tools"), _json_text(row, "chat_template_kwargs")
+    _require(objective not in RESERVED_PARTS, f"the objective '{objective}' has the name of another metric")
+    tools, arguments = _parsed(row, "tools"), _parsed(row, "chat_template_kwargs")
     are_functions = isinstance(tools, list | tuple | None) and all(isinstance(one, Mapping) for one in tools or ())
     _require(are_functions, "'tools' is not a list of functions")
     _require(isinstance(arguments, Mapping | None), "'chat_template_kwargs' is not a mapping")
@@ -315,7 +402,12 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
     """Completions with their ranks, from 0 without gaps."""
     for columns in _TOKEN_COLUMNS:
         if any(column in row for column in columns):
-            return tuple(_tokens(_required(row, column), column) for column in columns), (0, 1)
+            values = [_required(row, column) for column in columns]
+            for tokens, column in zip(values, columns, strict=True):
+                are_ids = isinstance(tokens, Sequence) and all(type(one) is int and one >= 0 for one in tokens)
+                _require(are_ids, f"'{column}' is not a list of token ids")
+                _require(tokens, f"'{column}' is empty")
+            return tuple(map(tuple, values)), (0, 1)
     if "completions" in row:
         values = _required(row, "completions")
         _require(_is_list(values) and len(values) > 1, "'completions' is not a list of two or more")
@@ -328,8 +420,13 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
         ranks = tuple(places.index(value) for value in order)
         texts = tuple(_completion(value, "completions") for value in values)
     else:
-        chosen, rejected = (_side(_required(row, column), column) for column in ("chosen", "rejected"))
-        texts, ranks = chosen + rejected, (0,) * len(chosen) + (1,) * len(rejected)
+        sides: list[tuple[Text, ...]] = []
+        for column in ("chosen", "rejected"):
+            side = _required(row, column)
+            # One completion, or a list of several: messages are mappings, so a list of anything else holds texts.
+            several = _is_list(side) and side and not isinstance(side[0], Mapping)
+            sides.append(tuple(_completion(one, column) for one in (side if several else [side])))
+        texts, ranks = sides[0] + sides[1], (0,) * len(sides[0]) + (1,) * len(sides[1])
     _require(len({_form(text) for text in texts}) == 1, MIXED)
     return texts, ranks
 
@@ -358,13 +455,6 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
     return tuple(state for state, _ in judged), tuple(label for _, label in judged)
 
 
-def _side(value: Any, column: str) -> tuple[Text, ...]:
-    """One completion, or a list of several: messages are mappings, so a list of anything else is a list of texts."""
-    if _is_list(value) and value and not isinstance(value[0], Mapping):
-        return tuple(_completion(one, column) for one in value)
-    return (_completion(value, column),)
-
-
 def _completion(value: Any, column: str) -> Text:
     if isinstance(value, str):
         _require(value.strip(), f"'{column}' is empty")
@@ -378,19 +468,10 @@ def _completion(value: Any, column: str) -> Text:
     return messages
 
 
-def _prompt(value: Any, form: Form) -> str | Sequence[Message] | None:
-    if value is None or form == "pre-tokenised":  # the tokens of a side hold the prompt's
-        return None
-    prompt = _encodable(value, "prompt") if isinstance(value, str) else _messages(value, "prompt")
-    mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
-    _require(isinstance(prompt, str) == (form == "standard"), mixed)
-    return prompt
-
-
 def _messages(values: Any, column: str) -> tuple[Message, ...]:
     """Without their empty fields: tables give every message the fields of all."""
     are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
-    _require(are_objects, f"'{column}' is {_named(values)}, not a string or a list of messages")
+    _require(are_objects, f"'{column}' is {_type_name(values)}, not a string or a list of messages")
     for one in values:
         is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list | None)
         _require(is_message, f"a message of '{column}' has no 'role' or 'content' of the right type")
@@ -408,26 +489,10 @@ def _encodable(text: str, column: str) -> str:
     return text
 
 
-def _tokens(value: Any, column: str) -> tuple[int, ...]:
-    are_ids = isinstance(value, Sequence) and all(type(one) is int and one >= 0 for one in value)
-    _require(are_ids, f"'{column}' is not a list of token ids")
-    _require(value, f"'{column}' is empty")
-    return tuple(value)
-
-
-def _margin(row: Mapping[str, Any], margin_from: MarginFrom | None) -> float:
-    if margin_from is None:
-        return _number(row, "margin", 0.0)
-    for column in margin_from.columns:
-        _required(row, column)
-    chosen, rejected = (_number(row, column, 0.0) for column in margin_from.columns)
-    return margin_from.scale * (chosen - rejected)
-
-
 def _number(row: Mapping[str, Any], column: str, default: float) -> float:
     value = default if row.get(column) is None else row[column]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    _require(is_number, f"'{column}' is {_named(value)}, not a number")
+    _require(is_number, f"'{column}' is {_type_name(value)}, not a number")
     _require(_is_finite(value), f"'{column}' is not finite")
     return float(value)
 
@@ -435,7 +500,7 @@ def _number(row: Mapping[str, Any], column: str, default: float) -> float:
 def _optional(row: Mapping[str, Any], column: str, kind: type) -> Any:
     value = row.get(column)
     noun = "string" if kind is str else "truth value"
-    _require(value is None or isinstance(value, kind), f"'{column}' is {_named(value)}, not a {noun}")
+    _require(value is None or isinstance(value, kind), f"'{column}' is {_type_name(value)}, not a {noun}")
     return value
 
 
@@ -444,13 +509,11 @@ def _required(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _json_text(row: Mapping[str, Any], column: str) -> Any:
+def _parsed(row: Mapping[str, Any], column: str) -> Any:
     """A table keeps what differs from row to row as JSON text."""
     value = row.get(column)
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value) if value.strip() else None
+        return (json.loads(value) if value.strip() else None) if isinstance(value, str) else value
     except ValueError:
         raise RowProblem(f"'{column}' is not JSON") from None
 
@@ -469,7 +532,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _named(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {str: "a string", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), "a list" if isinstance(value, Sequence) else "an object")
 

@@ -7,28 +7,23 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
 from halteres.clients.json_client import until_ready
 from halteres.clients.rewards import RewardClient
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, ScorerFailed, boundary
-from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value
+from halteres.errors import HalteresError, InvalidData, ScorerFailed, boundary
+from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, Aggregation, RewardSpec, Value, read_rubric
 from halteres.rewards.functions import RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge, NoGrade
-from halteres.rewards.rubrics import read_rubric
-from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer, places_of
+from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer
 from halteres.scores import Scorable
 
-T = TypeVar("T")
-
-READY_WITHIN_S = 300.0
-"""How long a reward server may load its model before it is asked to score: a component's deadline begins after that."""
-
+READY_WITHIN_S = 300.0  # how long a reward server may load its model: a component's deadline begins after that
 LOOK_S = 5.0  # how long a reward server may take to say, at a later step, which model it has
 
 
@@ -47,58 +42,52 @@ class GroupScores:
     failures: Mapping[str, HalteresError]  # component -> why it gave nothing at all
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a component's values come from."""
-
-    score: Callable[[Any, Sequence[Sample]], Awaitable[list[Value | None]]]  # of a task: one value per sample
-    digest: str = ""  # of what decides the values beside the component's settings; empty: nothing does
-    models: Models | None = None  # whose digest counts instead, for it may change
-
-
 class RewardList:
-    """The `rewards` of a config.
-
-    Raises:
-        InvalidConfig, NotFound, InvalidData: a function, a rubric, a model's folder or a key is not there.
-    """
+    """The `rewards` of a config. InvalidConfig, NotFound or InvalidData where a part of it is not there."""
 
     def __init__(self, specs: Sequence[RewardSpec], aggregation: Aggregation = "sum_then_normalize") -> None:
         self.specs = tuple(specs)
         self.aggregation: Aggregation = aggregation
         self._judges = {spec.name: Judge(spec.judge) for spec in specs if spec.judge is not None}
-        self._sources = {spec.name: _source(spec, self._judges.get(spec.name)) for spec in specs}
-        self._models = [one.models for one in self._sources.values() if one.models is not None]
+        self._rubrics = {spec.name: read_rubric(spec.rubric) for spec in specs if spec.rubric is not None}
+        self._functions = {spec.name: RewardFunction(spec.function) for spec in specs if spec.function is not None}
+        self._models = {spec.name: Models(spec) for spec in specs if spec.model is not None}
         self._step: int | None = None
         self._beginning = asyncio.Lock()
 
     @property
     def version(self) -> str:
-        """12 hex digits: a hash of every component's settings, code, prompts and model.
-
-        Where a model lies does not count: a run that goes on has another address for it.
-        """
+        """12 hex digits: a hash of every component's settings, code, prompts and model, wherever the model lies."""
         components: list[list[Any]] = []
         for spec in self.specs:
-            source = self._sources[spec.name]
-            digest = source.digest if source.models is None else source.models.digest
+            digest, rubric = "", self._rubrics.get(spec.name)
+            if spec.judge is not None:
+                digest = PROMPTS if spec.is_relative else f"{PROMPTS}/{rubric.digest if rubric else ''}"
+            elif spec.function is not None:
+                digest = self._functions[spec.name].digest
+            elif spec.model is not None:
+                digest = self._models[spec.name].digest
             components.append([spec.model_dump(mode="json", exclude={"model"}), digest])
         return hashlib.sha256(json.dumps([self.aggregation, components]).encode()).hexdigest()[:12]
 
     async def score(
         self, item: Any, samples: Sequence[Sample], step: int = 0, *, relative: bool | None = None
     ) -> GroupScores:
-        """Every component's values of these rollouts. A component that fails gives none, and says why.
+        """Every component's values of these rollouts of a task. A component that fails gives none, and says why.
 
-        Args:
-            item: the task.
-            samples: the rollouts.
-            step: the optimiser step that judges' budgets count by.
-            relative: ask only those whose values depend on the whole group (True), or only the others (False).
+        `step`: that judges' budgets count by. `relative`: ask only those whose values depend on the group, or not.
         """
-        await self._begin(step)
+        async with self._beginning:  # all groups of a step have the version that its first one finds
+            # With each new step judges may spend again, and a model behind an address may be another. Groups of the
+            # step before may still be under way: they do not bring that step back.
+            if self._step is None or step > self._step:
+                within_s = READY_WITHIN_S if self._step is None else LOOK_S
+                self._step = step
+                for judge in self._judges.values():
+                    judge.begin_step()
+                await asyncio.gather(*(model.learn_digests(within_s) for model in self._models.values()))
         specs = [spec for spec in self.specs if relative is None or spec.is_relative == relative]
-        outcomes = await asyncio.gather(*(self._scored(spec, item, samples) for spec in specs))
+        outcomes = await asyncio.gather(*(self._timed(spec, item, samples) for spec in specs))
         none: list[Value | None] = [None] * len(samples)
         by_name = {spec.name: outcome for spec, outcome in zip(specs, outcomes, strict=True)}
         return GroupScores(
@@ -109,43 +98,24 @@ class RewardList:
 
     def taken_counts(self) -> dict[str, int]:
         """What judges did since the last call of this, whatever became of its group: judge/NAME/calls, …"""
-        return {
-            f"judge/{name}/{kind}": count
-            for name, judge in self._judges.items()
-            for kind, count in judge.taken_counts().items()
-        }
+        counts = {name: judge.taken_counts() for name, judge in self._judges.items()}
+        return {f"judge/{name}/{kind}": count for name, own in counts.items() for kind, count in own.items()}
 
     async def close(self) -> None:
         """Close the judges' connections and the scorers'."""
-        for one in (*self._judges.values(), *self._models):
+        for one in (*self._judges.values(), *self._models.values()):
             await one.close()
 
-    async def _begin(self, step: int) -> None:
-        """With each new step judges may spend again, and a model behind an address may be another.
-
-        Groups of the step before may still be under way: they do not bring that step back.
-        """
-        async with self._beginning:  # all groups of a step have the version that its first one finds
-            if self._step is not None and step <= self._step:
-                return
-            within_s = READY_WITHIN_S if self._step is None else LOOK_S
-            self._step = step
-            for judge in self._judges.values():
-                judge.budget.begin_step()
-            await asyncio.gather(*(model.learn_digests(within_s) for model in self._models))
-
-    async def _scored(
+    async def _timed(
         self, spec: RewardSpec, item: Any, samples: Sequence[Sample]
     ) -> tuple[list[Value | None] | HalteresError, float]:
-        began, source = time.monotonic(), self._sources[spec.name]
+        """A component's values, or why there are none, and the seconds that they took."""
+        began, score = time.monotonic(), self._values if spec.when == "episode" else self._turn_values
         found: list[Value | None] | HalteresError
         try:
             async with asyncio.timeout(spec.timeout_s):
                 with boundary(ScorerFailed, f"The reward '{spec.name}'"):
-                    if spec.when == "episode":
-                        found = await source.score(item, samples)
-                    else:
-                        found = await _score_turns(spec, source, item, samples)
+                    found = await score(spec, item, samples)
         except TimeoutError:
             who = f"The reward '{spec.name}'" + (f" ({spec.model})" if spec.model else "")
             found = ScorerTimedOut(f"{who} gave no scores within {spec.timeout_s:g} s, its timeout_s.")
@@ -153,75 +123,64 @@ class RewardList:
             found = error
         return found, time.monotonic() - began
 
+    async def _turn_values(self, spec: RewardSpec, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+        """The state after each turn's answer, or its difference to the one before; before the first it counts 0."""
+        states = [sample.states for sample in samples]
+        scored = iter(await self._values(spec, item, [state for of_one in states for state in of_one]))
+        found: list[Value | None] = []
+        for of_one in states:
+            values = [value for _ in of_one if (value := next(scored)) is not None]
+            if len(values) < len(of_one):
+                found.append(None)
+                continue
+            turns = totals = [value.total for value in values]
+            if spec.when == "difference":
+                turns = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
+            found.append(Value(total=sum(turns), turns=tuple(turns), parts=values[-1].parts if values else {}))
+        return found
 
-async def _score_turns(spec: RewardSpec, source: Source, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-    """The state after each turn's answer, or its difference to the one before; before the first it counts 0."""
-    states = [sample.states for sample in samples]
-    scored = iter(await source.score(item, [state for of_one in states for state in of_one]))
-    found: list[Value | None] = []
-    for of_one in states:
-        values = [value for _ in of_one if (value := next(scored)) is not None]
-        if len(values) < len(of_one):
-            found.append(None)
-            continue
-        turns = totals = [value.total for value in values]
-        if spec.when == "difference":
-            turns = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
-        found.append(Value(total=sum(turns), turns=tuple(turns), parts=values[-1].parts if values else {}))
-    return found
-
-
-def _source(spec: RewardSpec, judge: Judge | None) -> Source:
-    if spec.environment:
-
-        async def own(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+    async def _values(self, spec: RewardSpec, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+        if spec.environment:
             return [Value(total=sample.score) for sample in samples]
-
-        return Source(own)
-    if spec.function is not None:
-        function = RewardFunction(spec.function)
-
-        async def called(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-            return [None if one is None else Value(total=one) for one in await function(item, samples)]
-
-        return Source(called, function.digest)
-    if spec.model is not None:
-        models = Models(spec, places_of(spec.model))
-        return Source(models.score, models=models)
-    if judge is None:
-        raise InvalidConfig(f"The reward '{spec.name}' has no source.")
-    if spec.is_relative:
-
-        async def compared(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-            values = await judge.relative_values(samples)
-            if len(samples) > 1:  # one alone has nothing to be compared with
-                _check_graded(judge, values)
-            return [None if value is None else Value(total=value) for value in values]
-
-        return Source(compared, PROMPTS)
-    rubric = None if spec.rubric is None else read_rubric(spec.rubric)
-
-    async def graded(item: Any, samples: Sequence[Sample]) -> list[Value | None]:
-        own = columns_of(item).get(spec.rubric_column) if spec.rubric_column is not None else None
-        used = rubric if own is None else read_rubric(own)  # the task's own, where it has one
-        if used is None:
-            raise InvalidData(f"The task has no rubric in its field '{spec.rubric_column}'.")
-        grades = await _once_each(samples, lambda sample: judge.grade(used, sample))
-        _check_graded(judge, grades)
-        return [None if one is None else Value(total=one.score, parts=one.criteria) for one in grades]
-
-    return Source(graded, f"{PROMPTS}/{rubric.digest if rubric else ''}")
+        if spec.model is not None:
+            return await self._models[spec.name].score(samples)
+        if spec.function is not None:
+            numbers = await self._functions[spec.name](item, samples)
+            return [None if one is None else Value(total=one) for one in numbers]
+        judge = self._judges[spec.name]
+        if spec.is_relative:
+            numbers = await judge.relative_values(samples)
+            values = [None if one is None else Value(total=one) for one in numbers]
+        else:
+            rubric = self._rubrics.get(spec.name)
+            if rubric is None:  # the task's own
+                own = columns_of(item).get(spec.rubric_column or "")
+                if own is None:
+                    raise InvalidData(f"The task has no rubric in its field '{spec.rubric_column}'.")
+                rubric = read_rubric(own)
+            # Equal answers of a group are asked about once.
+            keys = [json.dumps([dict(message) for message in one.completion], sort_keys=True) for one in samples]
+            different = dict(zip(keys, samples, strict=True))
+            answers = await asyncio.gather(*(judge.grade(rubric, sample) for sample in different.values()))
+            grades = dict(zip(different, answers, strict=True))
+            values = [
+                None if (one := grades[key]) is None else Value(total=one.score, parts=one.criteria) for key in keys
+            ]
+        # One answer alone has nothing to be compared with.
+        if all(value is None for value in values) and (len(samples) > 1 or not spec.is_relative):
+            raise NoGrade(f"The judge {judge.spec.model} gave no grade.", judge.last_failure)
+        return values
 
 
 class Models:
     """A reward model, here or at an address, or an ensemble of several."""
 
-    def __init__(self, spec: RewardSpec, places: Sequence[str]) -> None:
-        self._members = [
-            open_scorer(place, output=spec.output, waits_for_start=True, timeout_s=spec.timeout_s) for place in places
-        ]
-        self._scorer = self._members[0] if len(places) == 1 else Ensemble(self._members, spec.combination)
-        self._digests: list[str | None] = [None] * len(places)  # None: not known yet; empty: its server tells none
+    def __init__(self, spec: RewardSpec) -> None:
+        how: dict[str, Any] = {"output": spec.output, "combination": spec.combination, "timeout_s": spec.timeout_s}
+        self._scorer = open_scorer(spec.model or "", waits_for_start=True, **how)
+        self._members = self._scorer.members if isinstance(self._scorer, Ensemble) else [self._scorer]
+        # None: not known yet; empty: its server tells none.
+        self._digests: list[str | None] = [None] * len(self._members)
 
     @property
     def digest(self) -> str:
@@ -229,10 +188,9 @@ class Models:
         known = [digest for digest in self._digests if digest]
         return "/".join(known) if len(known) == len(self._members) else ""
 
-    async def score(self, item: Any, samples: Sequence[Sample]) -> list[Value | None]:
+    async def score(self, samples: Sequence[Sample]) -> list[Value | None]:
         """One value per sample; beside a score its objectives' parts, and of an ensemble how far members are apart."""
-        texts = [Scorable(prompt=sample.prompt, completion=sample.completion) for sample in samples]
-        scores = await self._scorer.score(texts)
+        scores = await self._scorer.score([Scorable(prompt=one.prompt, completion=one.completion) for one in samples])
         if None in self._digests:
             await self.learn_digests(LOOK_S)  # who has just scored can tell
         values: list[Value | None] = []
@@ -249,22 +207,7 @@ class Models:
 
     async def close(self) -> None:
         """Close the connections."""
-        for scorer in self._members:
-            await scorer.close()
-
-
-def _check_graded(judge: Judge, grades: Sequence[object | None]) -> None:
-    if all(grade is None for grade in grades):
-        raise NoGrade(f"The judge {judge.spec.model} gave no grade.", judge.last_failure)
-
-
-async def _once_each(samples: Sequence[Sample], ask: Callable[[Sample], Awaitable[T]]) -> list[T]:
-    """What is asked of each sample; equal answers of a group are asked about once."""
-    keys = [json.dumps([dict(message) for message in sample.completion], sort_keys=True) for sample in samples]
-    different = dict(zip(keys, samples, strict=True))
-    answers = await asyncio.gather(*(ask(sample) for sample in different.values()))
-    found = dict(zip(different, answers, strict=True))
-    return [found[key] for key in keys]
+        await self._scorer.close()
 
 
 class _Card(msgspec.Struct):

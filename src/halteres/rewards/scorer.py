@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol
 
 from halteres.clients.rewards import RewardClient
-from halteres.errors import InvalidConfig, unknown
+from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output, Scorable, Score, is_address
 
 if TYPE_CHECKING:
@@ -65,17 +65,11 @@ class LocalScorer:
 
 
 class Ensemble:
-    """A `Scorer` of several, which score side by side: it trusts a text less the more they disagree.
+    """A `Scorer` of two or more, which score side by side: it trusts a text less the more they disagree.
 
-    Conservative ways (`min`, `mean_minus_std`) nearly remove over-optimisation in best-of-N (Coste et al., ICLR 2024);
-    what all members get wrong alike they do not see (arXiv 2312.09244).
-    A text that a member could not score has no score: the mean of the rest would be of another ensemble. Of parts that
-    all members give, it gives the mean.
-
-    Args:
-        members: two or more, in standardised units, or the one with the widest scores decides.
-        combination: `min` is the worst case; `mean_minus_std` takes `k` standard deviations (ddof=0) off the mean.
-        k: of `mean_minus_std`.
+    Conservative ways (`min`; `mean_minus_std`, which takes `k` standard deviations, ddof=0, off) nearly remove
+    over-optimisation in best-of-N (Coste et al., ICLR 2024); what all members get wrong alike they do not see (arXiv
+    2312.09244). A text that a member could not score has no score: the mean of the rest would be of another ensemble.
     """
 
     def __init__(self, members: Sequence[Scorer], combination: Combination = "mean", k: float = 1.0) -> None:
@@ -83,56 +77,52 @@ class Ensemble:
             raise InvalidConfig("An ensemble needs two members or more.", f"It has {len(members)}.")
         self.name = f"{combination}({', '.join(member.name for member in members)})"
         self.units: Output | None = None  # its members'
-        self._members, self._combination, self._k = members, combination, k
+        self.members, self._combination, self._k = members, combination, k
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
         """One score per text, in order, with the members' disagreement; None where a member has none. InvalidConfig
         where the members score in different units."""
-        by_member = await asyncio.gather(*(member.score(texts) for member in self._members))
-        units: dict[str, Output] = {one.name: one.units for one in self._members if one.units is not None}
+        by_member = await asyncio.gather(*(member.score(texts) for member in self.members))
+        units: dict[str, Output] = {one.name: one.units for one in self.members if one.units is not None}
         if len(set(units.values())) > 1:
-            raise InvalidConfig(
-                "The members of the ensemble score in different units.",
-                f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated.",
-                "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw).",
-            )
+            why = f"{', '.join(f'{name}: {unit}' for name, unit in units.items())}. Not every one is calibrated."
+            fix = "Calibrate each (halteres reward calibrate), or ask for raw scores (output: raw)."
+            raise InvalidConfig("The members of the ensemble score in different units.", why, fix)
         self.units = next(iter(units.values()), None)
-        return [self._combined(scores) for scores in zip(*by_member, strict=True)]
+        combined: list[Score | None] = []
+        for scores in zip(*by_member, strict=True):
+            known = [score for score in scores if score is not None]
+            if len(known) < len(scores):
+                combined.append(None)
+                continue
+            values = [score.value for score in known]
+            spread = pstdev(values)
+            value = min(values) if self._combination == "min" else fmean(values)
+            out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
+            shared = [name for name in known[0].parts if all(name in score.parts for score in known)]
+            score = Score(
+                value=value - self._k * spread if self._combination == "mean_minus_std" else value,
+                num_tokens=max(score.num_tokens for score in known),
+                truncated=any(score.truncated for score in known),
+                ended_with_eos=all(score.ended_with_eos for score in known),
+                out_of_range=any(out_of_range) if out_of_range else None,
+                disagreement=spread,
+                parts={name: fmean(score.parts[name] for score in known) for name in shared},
+            )
+            combined.append(score)
+        return combined
 
     async def close(self) -> None:
         """Close the members."""
-        for member in self._members:
+        for member in self.members:
             await member.close()
-
-    def _combined(self, scores: Sequence[Score | None]) -> Score | None:
-        known = [score for score in scores if score is not None]
-        if len(known) < len(scores):
-            return None
-        values = [score.value for score in known]
-        spread = pstdev(values)
-        value = min(values) if self._combination == "min" else fmean(values)
-        out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
-        shared = [name for name in known[0].parts if all(name in score.parts for score in known)]
-        return Score(
-            value=value - self._k * spread if self._combination == "mean_minus_std" else value,
-            num_tokens=max(score.num_tokens for score in known),
-            truncated=any(score.truncated for score in known),
-            ended_with_eos=all(score.ended_with_eos for score in known),
-            out_of_range=any(out_of_range) if out_of_range else None,
-            disagreement=spread,
-            parts={name: fmean(score.parts[name] for score in known) for name in shared},
-        )
 
 
 def output_of(model: RewardModel, output: Output) -> Output:
-    """The units in which a model's scores come where these are asked for: raw ones of a model without calibration.
-    InvalidConfig where a probability is asked of such a model."""
+    """The units that a model can give where these are asked for: raw without a calibration, but no probability."""
     if model.calibration is None and output == "probability":
-        raise InvalidConfig(
-            f"The reward model {model.folder} gives no probabilities.",
-            "It has no calibration.",
-            "halteres reward calibrate makes one from held-out pairs.",
-        )
+        fix = "halteres reward calibrate makes one from held-out pairs."
+        raise InvalidConfig(f"The reward model {model.folder} gives no probabilities.", "It has no calibration.", fix)
     return output if model.calibration else "raw"
 
 
@@ -172,13 +162,9 @@ def open_scorer(
 ) -> Scorer:
     """The scorer at a folder, an address, or several of them joined by commas: an ensemble.
 
-    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server.
-
-    Raises:
-        NotFound, InvalidData: a folder holds no reward model. InvalidConfig: no address of a server; no such units.
+    `waits_for_start`: a server that is not there yet is waited for. `timeout_s`: of a call to a server. NotFound or
+    InvalidData where a folder holds no reward model, InvalidConfig for no address of a server.
     """
-    if output not in get_args(Output):
-        raise unknown(InvalidConfig, "output", output, get_args(Output))
     places = places_of(where)
     if len(places) > 1:
         members = [

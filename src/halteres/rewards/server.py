@@ -12,11 +12,11 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
 
 PORT = 8002
-
 MOST_BODY_BYTES = 32 * 1024 * 1024
 MOST_ITEMS = 1024  # texts of one request
 GATHER_S = 0.003  # how long the first request waits for others to be computed with
-MOST_AT_ONCE = 256
-"""Texts computed together, but for one request of more. The model sorts them by length and bounds each forward pass."""
-
+MOST_AT_ONCE = 256  # texts computed together, but for one request of more; the model bounds each forward pass
 MOST_WAITING = 4096  # texts that may wait; a client that brings more has to come again
+
 T = TypeVar("T")
 Text = str | list[dict[str, Any]]
 Result = Score | HalteresError
@@ -110,8 +108,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class ScoringQueue:
-    """One thread that scores, and those who wait for it, in the order they came. `work` runs for as long as the server
-    does."""
+    """One thread that scores, and those who wait for it, in the order they came. `work` runs for the server's life."""
 
     models: Mapping[str, RewardModel]
     num_waiting: int = 0  # texts, those being computed too
@@ -132,12 +129,9 @@ class ScoringQueue:
             self.refused += 1
             texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0  # a guess
             after_s = math.ceil(max(1.0, self.num_waiting / texts_per_s / 2))
-            raise Busy(
-                f"{self.num_waiting} texts wait already.",
-                f"With {len(texts)} more they are above {MOST_WAITING}.",
-                f"Send them again in {after_s} s.",
-                retry_after_s=after_s,
-            )
+            why = f"With {len(texts)} more they are above {MOST_WAITING}."
+            fix = f"Send them again in {after_s} s."
+            raise Busy(f"{self.num_waiting} texts wait already.", why, fix, retry_after_s=after_s)
         request = _Waiting(model, texts, asyncio.get_running_loop().create_future())
         self._requests.append(request)
         self.num_waiting += len(texts)
@@ -148,34 +142,29 @@ class ScoringQueue:
             self.num_waiting -= len(texts)
 
     async def work(self) -> None:
-        """Compute what comes, until cancelled."""
+        """Compute what comes, until cancelled: the oldest requests of one model together."""
         with ThreadPoolExecutor(1, "scoring") as thread:
             while True:
                 await self._work_waits.wait()
                 await asyncio.sleep(GATHER_S)
-                while gathered := self._gathered():
-                    await self._compute(thread, gathered)
+                while self._requests:
+                    batch, num_texts = [self._requests.popleft()], 0
+                    while self._requests and self._requests[0].model == batch[0].model:
+                        num_texts += len(batch[-1].texts)
+                        if num_texts + len(self._requests[0].texts) > MOST_AT_ONCE:
+                            break
+                        batch.append(self._requests.popleft())
+                    await self._compute(thread, batch)
                 self._work_waits.clear()
 
-    def _gathered(self) -> list[_Waiting]:
-        """The oldest requests, of one model."""
-        gathered, num_texts = list[_Waiting](), 0
-        for request in list(self._requests):
-            if gathered and (request.model != gathered[0].model or num_texts + len(request.texts) > MOST_AT_ONCE):
-                break
-            gathered.append(self._requests.popleft())
-            num_texts += len(request.texts)
-        return gathered
-
-    async def _compute(self, thread: ThreadPoolExecutor, gathered: Sequence[_Waiting]) -> None:
-        model = self.models[gathered[0].model]
-        texts = [text for request in gathered for text in request.texts]
-        began = time.monotonic()
+    async def _compute(self, thread: ThreadPoolExecutor, batch: Sequence[_Waiting]) -> None:
+        texts = [text for request in batch for text in request.texts]
+        score_each, began = self.models[batch[0].model].score_each, time.monotonic()
         try:
             with boundary(ServerError, "Scoring"):
-                results = await asyncio.get_running_loop().run_in_executor(thread, model.score_each, texts)
+                results = await asyncio.get_running_loop().run_in_executor(thread, score_each, texts)
         except HalteresError as error:
-            for request in gathered:
+            for request in batch:
                 if not request.results.done():  # the client may be gone
                     request.results.set_exception(error)
             return
@@ -185,7 +174,7 @@ class ScoringQueue:
         self.tokens += sum(score.num_tokens for score in scores)
         self.computations += 1
         self.busy_s += time.monotonic() - began
-        for request in gathered:
+        for request in batch:
             own, results = results[: len(request.texts)], results[len(request.texts) :]
             if not request.results.done():
                 request.results.set_result(own)
@@ -196,8 +185,7 @@ def create_app(
 ) -> Starlette:
     """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
 
-    `address`: the IP address it is reached at, which decides by what names, beside `allowed_hosts`, it may be called.
-    `key`: what requests must carry; None: nothing is asked for.
+    By its IP `address` and `allowed_hosts` it may be called; requests must carry the `key`, if any.
     """
     server = RewardServer(models)
 
@@ -214,8 +202,8 @@ def create_app(
     routes = [
         Route("/score", server.score, methods=["POST"]),
         Route("/rank", server.rank, methods=["POST"]),
-        Route("/classify", server.classify, methods=["POST"]),
-        Route("/pooling", server.pooling, methods=["POST"]),
+        Route("/classify", server.vllm, methods=["POST"]),
+        Route("/pooling", server.vllm, methods=["POST"]),
         Route("/health", server.health),
         Route("/v1/models", server.list_models),
         Route("/metrics", server.metrics),
@@ -224,7 +212,11 @@ def create_app(
         routes=[*routes, Mount("/models/{model}", routes=routes)],
         lifespan=lifespan,
         middleware=[Middleware(AccessControl, policy=AccessPolicy.of(address, key, allowed_hosts))],
-        exception_handlers={HalteresError: _on_error, HTTPException: _on_missing, ClientDisconnect: _on_gone},
+        exception_handlers={
+            HalteresError: _on_error,
+            HTTPException: _on_missing,
+            ClientDisconnect: lambda *_: Response(status_code=400),  # the client hung up: nobody reads it
+        },
     )
 
 
@@ -238,16 +230,24 @@ class RewardServer:
         """Each text by itself; one that cannot be scored has `error` in place of `score`."""
         body = await _body(request, ScoreRequest)
         name, model = self._model(request, body.model)
-        output, items = output_of(model, body.output), _items(body)
-        results = await self._results(name, items)
-        answers = [
-            {
-                "index": index,
-                **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {}),
-                **(_failure(result) if isinstance(result, HalteresError) else _answer(model, result, output)),
-            }
-            for index, (item, result) in enumerate(zip(items, results, strict=True))
-        ]
+        given = [each for each in (body.items, body.texts, body.messages) if each is not None]
+        if len(given) != 1:
+            raise InvalidData(f"{len(given)} of items, texts and messages are there.", next="Send one of them.")
+        output, items = output_of(model, body.output), _counted(given[0])
+        if body.items is None:
+            is_one_chat = body.messages is not None and isinstance(items[0], dict)
+            items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
+        answers = list[dict[str, Any]]()
+        for index, (item, result) in enumerate(zip(items, await self._results(name, items), strict=True)):
+            answer = {"index": index, **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {})}
+            if isinstance(result, HalteresError):
+                answers.append(answer | _failure(result))
+                continue
+            score = calibrated(model, result, output)
+            answer |= {"score": score.value, "raw": result.value, "out_of_range": score.out_of_range}
+            answer |= {"tokens": result.num_tokens, "truncated": result.truncated}
+            answer |= {"ended_with_eos": result.ended_with_eos, "converted": result.converted}
+            answers.append(answer | ({"parts": dict(result.parts)} if result.parts else {}))
         return _json({"model": name, "output": output, "items": answers, "notes": model.notes})
 
     async def rank(self, request: Request) -> Response:
@@ -257,36 +257,49 @@ class RewardServer:
         output = output_of(model, body.output)
         items = _counted([{"prompt": body.prompt, "completion": completion} for completion in body.completions])
         results = await self._results(name, items)
-        scores = [result if isinstance(result, Score) else None for result in results]
-        failed = {i: result for i, result in enumerate(results) if isinstance(result, HalteresError)}
-        values = [None if score is None else score.value for score in scores]
-        order = best_first(values)[: len(values) - len(failed)]
-        ties: dict[float | None, list[int]] = {}
-        for index in order:
-            ties.setdefault(values[index], []).append(index)
-        best = values[order[0]] or 0.0 if order else 0.0
+        values = [result.value if isinstance(result, Score) else None for result in results]
+        order = [index for index in best_first(values) if values[index] is not None]
+        best = (values[order[0]] or 0.0) if order else 0.0
         temperature = model.calibration.temperature if model.calibration else 1.0
+        ties = [[index for index in order if values[index] == value] for value in {values[i]: None for i in order}]
         answer = {
             "model": name,
             "output": output,
             "order": order[: body.top_n] if body.top_n else order,
             "best": order[0] if order else None,
-            "scores": [None if score is None else calibrated(model, score, output).value for score in scores],
-            "ties": [places for places in ties.values() if len(places) > 1],
+            "scores": [calibrated(model, one, output).value if isinstance(one, Score) else None for one in results],
+            "ties": [places for places in ties if len(places) > 1],
             "probability": [None if value is None else _sigmoid((value - best) / temperature) for value in values],
-            "errors": [{"index": i, **_failure(error)} for i, error in failed.items()],
+            "errors": [{"index": i, **_failure(one)} for i, one in enumerate(results) if not isinstance(one, Score)],
         }
         return _json(answer)
 
-    async def classify(self, request: Request) -> Response:
-        """vLLM's shape: `probs` holds the one score."""
-        return await self._foreign(
-            request, "classify", lambda index, x: {"index": index, "label": "LABEL_0", "probs": [x], "num_classes": 1}
-        )
-
-    async def pooling(self, request: Request) -> Response:
-        """vLLM's shape: `data` holds the one score."""
-        return await self._foreign(request, "pool", lambda index, x: {"index": index, "object": "pooling", "data": [x]})
+    async def vllm(self, request: Request) -> Response:
+        """vLLM's shapes of /classify and /pooling: `probs`, or `data`, holds the one score."""
+        body = await _body(request, ForeignRequest, strict=False)
+        name, _ = self._model(request, body.model)
+        if (body.input is None) == (body.messages is None):
+            raise InvalidData("Neither input nor messages is there, or both are.", next="Send one of them.")
+        texts = [body.messages] if body.messages is not None else body.input
+        texts = [texts] if isinstance(texts, str) else texts or []
+        classifies = request.url.path.endswith("/classify")
+        rows, num_tokens = list[dict[str, Any]](), 0
+        for index, result in enumerate(await self._results(name, _counted([{"completion": text} for text in texts]))):
+            if isinstance(result, HalteresError):
+                raise result
+            x = _sigmoid(result.value) if body.use_activation else result.value
+            own = {"label": "LABEL_0", "probs": [x], "num_classes": 1}
+            rows.append({"index": index, **(own if classifies else {"object": "pooling", "data": [x]})})
+            num_tokens += result.num_tokens
+        answer = {
+            "id": f"{'classify' if classifies else 'pool'}-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": name,
+            "data": rows,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
+        }
+        return _json(answer)
 
     async def health(self, request: Request) -> Response:
         """What is served, and how busy it is."""
@@ -309,32 +322,6 @@ class RewardServer:
             one("waiting_texts", "gauge", "Texts that wait or are computed.", done.num_waiting),
         ]
         return Response(text_of(figures, "halteres_reward_"), media_type=MEDIA_TYPE)
-
-    async def _foreign(
-        self, request: Request, kind: Literal["classify", "pool"], row: Callable[[int, float], dict[str, Any]]
-    ) -> Response:
-        body = await _body(request, ForeignRequest, strict=False)
-        name, _ = self._model(request, body.model)
-        if (body.input is None) == (body.messages is None):
-            raise InvalidData("Neither input nor messages is there, or both are.", next="Send one of them.")
-        texts = [body.messages] if body.messages is not None else body.input
-        texts = [texts] if isinstance(texts, str) else texts or []
-        scores = list[Score]()
-        for result in await self._results(name, _counted([{"completion": text} for text in texts])):
-            if isinstance(result, HalteresError):
-                raise result
-            scores.append(result)
-        activation = _sigmoid if body.use_activation else float
-        num_tokens = sum(score.num_tokens for score in scores)
-        answer = {
-            "id": f"{kind}-{uuid.uuid4().hex}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": name,
-            "data": [row(index, activation(score.value)) for index, score in enumerate(scores)],
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
-        }
-        return _json(answer)
 
     async def _results(self, name: str, items: Sequence[Any]) -> list[Result]:
         """One per item; those that cannot be read already have their error."""
@@ -384,17 +371,6 @@ def _check_fields(content: Any, kind: type[Any]) -> None:
             raise unknown(InvalidData, "field", str(name), known)
 
 
-def _items(body: ScoreRequest) -> list[Any]:
-    given = [each for each in (body.items, body.texts, body.messages) if each is not None]
-    if len(given) != 1:
-        raise InvalidData(f"{len(given)} of items, texts and messages are there.", next="Send one of them.")
-    texts = _counted(given[0])
-    if body.items is not None:
-        return texts
-    is_one_chat = body.messages is not None and isinstance(texts[0], dict)
-    return [{"completion": text} for text in ([texts] if is_one_chat else texts)]
-
-
 def _counted(texts: list[Any]) -> list[Any]:
     """As many texts as may be."""
     if not texts:
@@ -424,20 +400,6 @@ def _scorable(item: Any) -> Scorable | UserError:
     )
 
 
-def _answer(model: RewardModel, result: Score, output: Output) -> dict[str, Any]:
-    score = calibrated(model, result, output)
-    return {
-        "score": score.value,
-        "raw": result.value,
-        "out_of_range": score.out_of_range,
-        "tokens": result.num_tokens,
-        "truncated": result.truncated,
-        "ended_with_eos": result.ended_with_eos,
-        "converted": result.converted,
-        **({"parts": dict(result.parts)} if result.parts else {}),
-    }
-
-
 def _failure(error: HalteresError) -> dict[str, str]:
     return {"error": error.sentence, "code": error.code}
 
@@ -458,7 +420,3 @@ def _on_error(request: Request, error: Any) -> Response:  # a HalteresError
 
 def _on_missing(request: Request, error: Any) -> Response:  # an HTTPException
     return _json({"detail": error.detail}, error.status_code, error.headers)
-
-
-def _on_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client hung up: nobody reads it

@@ -22,7 +22,8 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
-from halteres.rewards.model_folder import RESULT, read_reward_file
+from halteres.rewards.components import problems_of, read_data
+from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
     MOST_ROWS,
     Comparison,
@@ -33,7 +34,6 @@ from halteres.rewards.preferences import (
     overlap,
     read_preferences,
 )
-from halteres.rewards.tokenization import Rendered, ScoringTemplate, Truncation, template_for
 from halteres.text import Tokenizer
 
 TiePolicy = Literal["soft", "rao_kupper", "drop"]
@@ -41,13 +41,10 @@ When = Literal["no", "steps", "epoch"]
 
 RUN_FILE = "reward_training.json"  # in the directory of a run that trains a reward model: what it was asked for
 LORA_LEARNING_RATE = 1e-4
-
-ADAM_BYTES, FROZEN_BYTES = 16, 4
-"""Of memory for one parameter in fp32: weight, gradient and two moments; a weight alone."""
-
+ADAM_BYTES, FROZEN_BYTES = 16, 4  # of a parameter in fp32: weight, gradient and two moments; a weight alone
 PROCESS_BYTES = 500_000_000  # what torch and transformers take before any weight
+# Settings of TRL's that change no number: accepted, so that a config written for it is read.
 _IGNORED = frozenset({"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"})
-"""Settings of TRL's that change no number: accepted, so that a config written for it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +135,11 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise _first_error("The setting ", error) from error
+            raise _refusal(error) from error
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, settings: Any) -> Any:
+    def _with_known_names(cls, settings: Any) -> Any:
         if not isinstance(settings, Mapping):
             return settings
         given = {name: value for name, value in settings.items() if name not in _IGNORED}
@@ -162,8 +159,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         """With nothing left open: the preset fills in what was not given. InvalidConfig where it is off."""
         preset = preset_for(num_parameters)
         rate = LORA_LEARNING_RATE if self.lora is not None and preset is not TINY_PRESET else preset.learning_rate
-        filled = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
-        missing = {name: value for name, value in filled.items() if getattr(self, name) is None}
+        own = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
+        missing = {name: value for name, value in own.items() if getattr(self, name) is None}
         if missing and self.preset == "off":
             raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
         return self.model_copy(update=missing)
@@ -182,9 +179,10 @@ class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
 
     def preferences(self) -> tuple[Preferences, Preferences | None, tuple[str, ...]]:
         """The rows to train on, the held-out ones, and what is odd about them. Raises as `read_preferences`."""
-        train = read_preferences(self.data, on_identical=self.on_identical, margin_from=self.margin_from)
+        how: dict[str, Any] = {"on_identical": self.on_identical, "margin_from": self.margin_from}
+        train = read_preferences(self.data, **how)
         if self.eval_data is not None:
-            held_out = read_preferences(self.eval_data, on_identical=self.on_identical, margin_from=self.margin_from)
+            held_out = read_preferences(self.eval_data, **how)
         elif self.hold_out is not None:
             train, held_out = hold_out(train, self.hold_out)
         else:
@@ -224,8 +222,11 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
-    that go before the file's. InvalidConfig where a field is unknown or of the wrong type, or the file is none."""
-    fields = {**(_read_yaml(file) if file is not None else {}), **given}
+    that go before the file's; InvalidConfig names the field that is wrong."""
+    content = {} if file is None else read_data(file, "config file")[1]
+    if not isinstance(content, Mapping):
+        raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
+    fields: dict[str, Any] = {**{str(name): value for name, value in content.items()}, **given}
     own = {name: fields.pop(name) for name in TrainingPlan.model_fields if name in fields and name != "settings"}
     for name in ("model", "data"):
         if name not in own:
@@ -233,7 +234,7 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     try:
         return TrainingPlan(**own, settings=RewardConfig(**fields))
     except ValidationError as error:
-        raise _first_error("", error) from error
+        raise _refusal(error) from error
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
@@ -261,27 +262,21 @@ def objective_weights(
     """Of each objective what it counts in the score; empty: there is one output, without a name.
 
     `own`: the weights of the reward model that training goes on from, which keeps its objectives; None: a base model.
-
-    Raises:
-        InvalidConfig: weights that do not fit the objectives.
-        InvalidData: a row names an objective that the model has no output for.
+    InvalidConfig for weights, InvalidData for a row that do not fit the objectives.
     """
     weights = settled_weights(settings.objective_weights or own, train.objectives if own is None else tuple(own))
     parts = (train, held_out) if held_out is not None else (train,)
     for one, source in [(one, rows.source) for rows in parts for one in rows.comparisons]:
         if one.objective is not None and one.objective not in weights:
+            what = f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not."
             guess = nearest(one.objective, weights)
-            raise InvalidData(
-                f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not.",
-                f"It has {', '.join(weights) or 'none'}.",
-                f"Did you mean '{guess}'?" if guess else "",
-            )
+            fix = f"Did you mean '{guess}'?" if guess else ""
+            raise InvalidData(what, f"It has {', '.join(weights) or 'none'}.", fix)
     return weights
 
 
 def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
-    """Of each objective what it counts in the score, in order: as given, else equal shares of 1. InvalidConfig for a
-    weight of an objective that there is not, an objective without a weight, and no weight but 0."""
+    """Of each objective what it counts in the score, in order: as given (else InvalidConfig), or equal shares of 1."""
     if not given:
         return {name: 1 / len(objectives) for name in objectives}
     for name in given:
@@ -289,42 +284,19 @@ def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]
             raise unknown(InvalidConfig, "objective", name, objectives)
     missing = [name for name in objectives if name not in given]
     if missing:
-        raise InvalidConfig(
-            f"objective_weights has none for '{missing[0]}'.", next="Give it a weight; 0 leaves it out of the score."
-        )
+        fix = "Give it a weight; 0 leaves it out of the score."
+        raise InvalidConfig(f"objective_weights has none for '{missing[0]}'.", next=fix)
     if not any(given.values()):
-        raise InvalidConfig(
-            "Every weight of objective_weights is 0.",
-            "Every text would have the score 0.",
-            "Give one of them a weight.",
-        )
+        why = "Every text would have the score 0."
+        raise InvalidConfig("Every weight of objective_weights is 0.", why, "Give one of them a weight.")
     return {name: given[name] for name in objectives}
 
 
-def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
-    """Refuse a setting that could have no effect on these rows, with InvalidConfig."""
+def check_held_out(settings: RewardConfig, held_out: Preferences | None) -> None:
+    """InvalidConfig where there is to be an evaluation, and nothing to evaluate on."""
     if settings.eval_strategy != "no" and held_out is None:
-        raise InvalidConfig(
-            f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on.",
-            "No held-out rows are given.",
-            "Give eval_data (or hold_out), or leave eval_strategy out.",
-            field="eval_strategy",
-        )
-    has_ties = any(not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons)
-    if settings.tie_policy == "rao_kupper" and not has_ties:
-        raise InvalidConfig(
-            "tie_policy 'rao_kupper' learns from ties when a lead is one.",
-            f"{train.source} holds no tie.",
-            "Leave tie_policy out.",
-            field="tie_policy",
-        )
-    if settings.center_rewards_coefficient and all(one.labels for one in train.comparisons):
-        raise InvalidConfig(
-            "center_rewards_coefficient is for ranked completions.",
-            f"{train.source} holds steps with labels.",
-            "Leave it out.",
-            field="center_rewards_coefficient",
-        )
+        what = f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on."
+        raise InvalidConfig(what, next="Give eval_data (or hold_out), or leave it out.", field="eval_strategy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,45 +335,35 @@ def render_rows(
     preferences: Preferences, template: ScoringTemplate, tokenizer: Tokenizer, tie_policy: TiePolicy
 ) -> RenderedRows:
     """Tokenise every row that there is something to learn from: not those of weight 0, nor ties alone where ties are
-    dropped.
-
-    Raises:
-        InvalidData: a row cannot be rendered or is too long where that is an error; no row teaches, or is left.
-    """
-    source, weighing = preferences.source, [one for one in preferences.comparisons if one.weight > 0]
+    dropped. InvalidData where a row is too long and that is an error, and where no row is left."""
+    source, all_rows = preferences.source, preferences.comparisons
+    weighing = [one for one in all_rows if one.weight > 0]
     taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
     if not taught:
-        raise InvalidData(
-            f"No row of {source} teaches anything.",
-            f"{len(preferences.comparisons) - len(weighing)} have the weight 0, {len(weighing)} are ties, which "
-            "tie_policy 'drop' leaves out.",
-            "Give rows a weight above 0, or take another tie_policy.",
-        )
+        why = f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, and tie_policy is 'drop'."
+        fix = "Give rows a weight above 0, or take another tie_policy."
+        raise InvalidData(f"No row of {source} teaches anything.", why, fix)
     whole = [(one, template.render_comparison(tokenizer, one)) for one in taught]
     stay_whole = template.truncation in ("drop", "error")
     lengths = [max(len(text.tokens) + (0 if stay_whole else text.num_lost) for text in texts) for _, texts in whole]
     too_long = [one.row for one, texts in whole if any(text.num_lost for text in texts)]
     if too_long and template.truncation == "error":
-        raise InvalidData(
-            f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens.",
-            f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
-        )
-    kept = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
-    if not kept:
-        raise InvalidData(
-            f"No row of {source} is left to train on.",
-            f"max_length is {template.max_length}. {_quantiles(lengths)}",
-            "Set a larger max_length, or truncation to 'keep_end'.",
-        )
+        what = f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens."
+        why = f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}"
+        raise InvalidData(what, why, "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.")
+    rows = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+    if not rows:
+        why = f"max_length is {template.max_length}. {_quantiles(lengths)}"
+        fix = "Set a larger max_length, or truncation to 'keep_end'."
+        raise InvalidData(f"No row of {source} is left to train on.", why, fix)
     report = TruncationReport(
-        rows_cut=len(too_long) - (len(whole) - len(kept)),
-        rows_dropped=len(whole) - len(kept),
-        ties_dropped=len(preferences.comparisons) - len(taught),
-        tokens_lost=sum(text.num_lost for _, texts in kept for text in texts),
+        rows_cut=len(too_long) - (len(whole) - len(rows)),
+        rows_dropped=len(whole) - len(rows),
+        ties_dropped=len(all_rows) - len(taught),
+        tokens_lost=sum(text.num_lost for _, texts in rows for text in texts),
         first_rows=tuple(too_long[:MOST_ROWS]),
     )
-    return RenderedRows(tuple(kept), tuple(lengths), report)
+    return RenderedRows(tuple(rows), tuple(lengths), report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,8 +384,8 @@ class Forecast:
 
 
 def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """Read and check the data, render every text, work out steps and memory; no weight of the base model in `folder` is
-    loaded. It raises whatever the training would be refused for before its first step."""
+    """What a training will take, without a weight of the base model in `folder`. It raises whatever the training would
+    be refused for before its first step."""
     train, held_out, warnings = plan.preferences()
     try:
         shape = read_shape(folder)
@@ -432,11 +394,10 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
     objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
-    check_inputs(settings, train, held_out)
+    check_held_out(settings, held_out)
     tokenizer = Tokenizer(folder)
-    template = template_for(
-        tokenizer, eos_token=settings.eos_token, max_length=settings.max_length, truncation=settings.truncation
-    )
+    how = {"max_length": settings.max_length, "truncation": settings.truncation}
+    template = template_for(tokenizer, eos_token=settings.eos_token, **how)
     rendered = render_rows(train, template, tokenizer, settings.tie_policy)
     if held_out is not None:
         render_rows(held_out, template, tokenizer, settings.tie_policy)
@@ -468,11 +429,11 @@ def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -
     texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (settings.per_device_train_batch_size or 1)
     tokens = max(longest, min(settings.max_tokens_per_forward, longest * texts_per_batch))
     layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest  # numbers of one token
-    kept = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
+    activations = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
     weights = shape.parameters * (FROZEN_BYTES if settings.lora is not None else ADAM_BYTES)
     if settings.lora is not None:
         weights += ADAM_BYTES * shape.layers * settings.lora.r * (6 * shape.width + 3 * shape.feed + shape.qkv)
-    return weights + kept + PROCESS_BYTES
+    return weights + activations + PROCESS_BYTES
 
 
 def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
@@ -486,19 +447,6 @@ def _quantiles(lengths: Sequence[int]) -> str:
     return f"Tokens of the longer side: 5 % of rows have at most {low}, half {middle}, 95 % {high}."
 
 
-def _first_error(noun: str, error: ValidationError) -> InvalidConfig:
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    return InvalidConfig(f"{noun}'{name}' is {first['input']!r}.", f"{first['msg']}.", field=name)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"Config file {file} is not YAML.", " ".join(str(error).split())) from error
-    if not isinstance(found, Mapping):
-        raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
-    return {str(name): value for name, value in found.items()}
+def _refusal(error: ValidationError) -> InvalidConfig:
+    field = ".".join(map(str, error.errors()[0]["loc"]))
+    return InvalidConfig(f"'{field}' cannot be set so.", problems_of(error), field=field)

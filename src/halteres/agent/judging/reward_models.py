@@ -326,7 +326,7 @@ def main() -> int:
 
 
 async def _score(request: RewardRequest) -> dict[str, Any]:
-    from halteres.rewards import report
+    from halteres.rewards import evaluation_report
     from halteres.rewards.evaluation import evaluate
     from halteres.rewards.model_folder import read_reward_file
     from halteres.rewards.preferences import read_preferences
@@ -337,7 +337,9 @@ async def _score(request: RewardRequest) -> dict[str, Any]:
     if request.data is not None:
         stored = read_reward_file(Path(request.model)) if Path(request.model).is_dir() else None
         try:
-            return report.as_json(await evaluate(scorer, read_preferences(request.data), stored=stored, probe=False))
+            return evaluation_report.as_json(
+                await evaluate(scorer, read_preferences(request.data), stored=stored, probe=False)
+            )
         finally:
             await scorer.close()
     texts = [Scorable(prompt=request.prompt, completion=completion) for completion in request.completions]

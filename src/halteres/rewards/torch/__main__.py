@@ -74,12 +74,11 @@ class RunFiles:
     def __init__(self, run: Path, first_step: int = 0) -> None:
         self._run = run
         self._recorded = {row.get("state_path") for row in read_rows(run / "checkpoints.jsonl")}
-        self._last = time.monotonic()
-        self._last_step = first_step
+        self._last, self._last_step = time.monotonic(), first_step
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """A row of metrics, under TRL's names; and the checkpoints written since the last one."""
-        from halteres.rewards.torch.training_process import checkpoints
+        from halteres.rewards.torch.model import checkpoints
 
         now, steps = time.monotonic(), max(1.0, metrics["step"] - self._last_step)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -93,8 +92,8 @@ class RunFiles:
     def checkpoint(self, folder: Path, step: int, *, final: bool) -> None:
         """A row of checkpoints.jsonl, and its event."""
         self._recorded.add(str(folder))
-        row: dict[str, Any] = {"name": folder.name, "step": step, "state_path": str(folder), "sampler_path": None}
-        row |= {"final": final, "t": time.time()}
+        place = {"state_path": str(folder), "sampler_path": None}
+        row = {"name": folder.name, "step": step, **place, "final": final, "t": time.time()}
         append_row(self._run / "checkpoints.jsonl", row)
         append_row(self._run / "events.jsonl", {**row, "type": "checkpoint"})
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 WINDOW = 64  # batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch
-PADDING = -1
-"""The branch of padding. It sees tokens, so that no softmax is over nothing; no token sees it, for it comes last."""
+PADDING = -1  # the branch of padding: it sees tokens, for no softmax may be over nothing; none sees it, it comes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +82,12 @@ def sharing_pays(lengths: Sequence[int], together: int, width: int) -> bool:
 def forward_parts(
     sizes: Sequence[tuple[int, int]], max_tokens: float = math.inf, max_padding: float = math.inf
 ) -> list[list[int]]:
-    """Cut items, the longest first, into parts whose padded tokens are at most so many; one that is larger is a part
-    by itself.
+    """Cut items, the longest first, into parts; an item that is larger than allowed is a part by itself.
 
     Args:
         sizes: of each item, its number of rows and the tokens of its longest.
         max_tokens: rows times the longest row of a part.
-        max_padding: of those, tokens that are padding; a part is begun where they would be more.
+        max_padding: of those, tokens that are padding.
     """
     order = sorted(range(len(sizes)), key=lambda item: (-sizes[item][1], item))
     parts: list[list[int]] = []
@@ -120,10 +118,8 @@ def epoch_batches(
     batches: list[list[int]] = []
     for start in range(0, len(order), WINDOW * batch_size):
         window = order[start : start + WINDOW * batch_size]
-        by_falling_length = window[np.argsort([-lengths[row] for row in window], kind="stable")]
-        batches += [
-            by_falling_length[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)
-        ]
+        falling = window[np.argsort([-lengths[row] for row in window], kind="stable")]
+        batches += [falling[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)]
     return [batches[place] for place in random.permutation(len(batches))]
 
 
@@ -144,16 +140,15 @@ def batch_of(rows: Sequence[SharedRow], padding: int, device: torch.device, mult
     return SharedBatch(
         tokens_BL=torch.from_numpy(tokens_BL).to(device),
         positions_BL=torch.from_numpy(positions_BL).to(device) if branching else None,
-        mask_B1LL=_mask(torch.from_numpy(branches_BL).to(device)) if branching else None,
+        mask_B1LL=branch_mask(torch.from_numpy(branches_BL).to(device)) if branching else None,
         rows_T=rows_T,
         ends_T=ends_T,
     )
 
 
-def _mask(branches_BL: Tensor) -> Tensor:
-    """0 where a token sees another, else the lowest number of its type."""
+def branch_mask(branches_BL: Tensor) -> Tensor:
+    """Added to attention scores, shape (B, 1, L, L): 0 where a token sees another, else the lowest number."""
     keys_B1L, queries_BL1 = branches_BL.unsqueeze(1), branches_BL.unsqueeze(2)
-    seen_BLL = (keys_B1L == 0) | (keys_B1L == queries_BL1) | (queries_BL1 == PADDING)
-    seen_BLL = seen_BLL.tril()
+    seen_BLL = ((keys_B1L == 0) | (keys_B1L == queries_BL1) | (queries_BL1 == PADDING)).tril()
     mask_BLL = torch.zeros(seen_BLL.shape, device=branches_BL.device)
     return mask_BLL.masked_fill_(~seen_BLL, torch.finfo(torch.float32).min).unsqueeze(1)

@@ -13,6 +13,7 @@ Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -52,8 +53,7 @@ class Pair:
 
 
 def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pair]:
-    """All pairs of each comparison, of texts that lie end to end; without `ties`, those of two ranks alone. States have
-    none."""
+    """All pairs of each comparison, of texts that lie end to end; without `ties`, of two ranks. States have none."""
     found: list[Pair] = []
     start = 0
     for c, one in enumerate(comparisons):
@@ -71,11 +71,8 @@ def comparison_loss(
 ) -> Tensor:
     """The sum over comparisons of weight times loss, a scalar.
 
-    Args:
-        scores_T: raw scores of all comparisons' texts, end to end.
-        comparisons: their ranks or labels, margins and weights.
-        settings: `label_smoothing`, `center_rewards_coefficient`, `tie_policy` and `listwise_loss`.
-        threshold: of `rao_kupper`, a scalar >= 0: the lead below which a tie is the likelier.
+    `scores_T`: raw, of all comparisons' texts, end to end. `threshold`: of `rao_kupper`, a scalar >= 0: the lead below
+    which a tie is the likelier.
     """
     pairs = pairs_of(comparisons, ties=settings.tie_policy != "drop")
     listwise = settings.listwise_loss == "plackett_luce"
@@ -88,17 +85,13 @@ def comparison_loss(
         if is_listed:
             total = total + one.weight * plackett_luce(scores_K, one.ranks)
     if any(one.labels for one in comparisons):
-        total = total + _state_losses(scores_T, comparisons, settings.label_smoothing)
+        # Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing.
+        label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
+        shares = [one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks]
+        target_T = label_T * (1 - 2 * settings.label_smoothing) + settings.label_smoothing
+        losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
+        total = total + (torch.tensor(shares).to(scores_T) * losses_T).sum()
     return total
-
-
-def _state_losses(scores_T: Tensor, comparisons: Sequence[Comparison], smoothing: float) -> Tensor:
-    """Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing."""
-    label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
-    share_T = torch.tensor([one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks])
-    target_T = label_T * (1 - 2 * smoothing) + smoothing
-    losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
-    return (share_T.to(scores_T) * losses_T).sum()
 
 
 def _pair_losses(
@@ -109,9 +102,7 @@ def _pair_losses(
     settings: RewardConfig,
     threshold: Tensor | None,
 ) -> Tensor:
-    counts = [0] * len(comparisons)
-    for pair in pairs:
-        counts[pair.comparison] += 1
+    counts = Counter(pair.comparison for pair in pairs)
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=scores_T.device)
@@ -127,26 +118,21 @@ def _pair_losses(
     if smoothing:
         loss_P = loss_P - smoothing * F.logsigmoid(-z_P)
     if any(pair.tied for pair in pairs):
-        loss_P = torch.where(column([pair.tied for pair in pairs]), _tie_losses(lead_P, threshold), loss_P)
+        if threshold is None:  # target 1/2
+            tied_P = -(F.logsigmoid(lead_P) + F.logsigmoid(-lead_P)) / 2
+        else:  # -log of 1 - s(d - t) - s(-d - t), without cancelling
+            likely = F.logsigmoid(threshold - lead_P) + F.logsigmoid(threshold + lead_P)
+            tied_P = -likely - torch.log(-torch.expm1(-2 * threshold))
+        loss_P = torch.where(column([pair.tied for pair in pairs]), tied_P, loss_P)
     total = (share_P * in_pairs_P * loss_P).sum()
     if settings.center_rewards_coefficient:
         total = total + settings.center_rewards_coefficient * (share_P * (better_P + worse_P) ** 2).sum()
     return total
 
 
-def _tie_losses(lead_P: Tensor, threshold: Tensor | None) -> Tensor:
-    """Without a threshold, target 1/2. With one, -log of 1 - s(d - t) - s(-d - t), without cancelling."""
-    if threshold is None:
-        return -(F.logsigmoid(lead_P) + F.logsigmoid(-lead_P)) / 2
-    likely = F.logsigmoid(threshold - lead_P) + F.logsigmoid(threshold + lead_P)
-    return -likely - torch.log(-torch.expm1(-2 * threshold))
-
-
 def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:
-    """-log of choosing the texts in this order, each out of those not yet chosen, per choice. K = 2 is the pair loss.
-
-    Tied texts are each chosen out of all of them and what is below.
-    """
+    """-log of choosing the texts in this order, per choice; K = 2 is the pair loss. Each is chosen out of those not yet
+    chosen, tied texts out of all of them and what is below."""
     chosen, choices = scores_K.new_zeros(()), 0
     for k, rank in enumerate(ranks):
         rest = [i for i, other in enumerate(ranks) if other >= rank]
@@ -196,17 +182,16 @@ class Interval:
 
     def metrics(self) -> dict[str, float]:
         """Of the interval."""
-        leads = np.array(self.leads)
         seconds = time.process_time() - self.began_cpu_s
-        kinds = sorted(self.leads_of)
+        leads = {f"/{kind}": np.array(self.leads_of[kind]) for kind in sorted(self.leads_of)}
+        leads = {"": np.array(self.leads), **leads} if self.leads else {}
         return {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "min_reward": min(self.scores),
             "mean_reward": float(np.mean(self.scores)),
             "max_reward": max(self.scores),
-            **({"accuracy": float((leads > 0).mean()), "margin": float(leads.mean())} if len(leads) else {}),
-            **{f"accuracy/{kind}": float((np.array(self.leads_of[kind]) > 0).mean()) for kind in kinds},
-            **{f"margin/{kind}": float(np.mean(self.leads_of[kind])) for kind in kinds},
+            **{f"accuracy{of}": float((own > 0).mean()) for of, own in leads.items()},
+            **{f"margin{of}": float(own.mean()) for of, own in leads.items()},
             "tie_rate": self.num_ties / max(1, self.num_pairs),
             "padding_share": 1 - self.real_tokens / self.computed_tokens,
             "tokens_per_cpu_s": self.useful_tokens / seconds if seconds > 0 else 0.0,

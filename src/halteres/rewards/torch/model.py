@@ -11,12 +11,14 @@ import hashlib
 import json
 import math
 import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -31,25 +33,25 @@ from halteres.rewards.model_folder import (
     Calibration,
     Device,
     Probe,
+    Rendered,
     RewardFile,
+    ScoringTemplate,
+    padding_token,
+    read_model_folder,
     read_reward_file,
+    template_for,
     write_reward_file,
 )
-from halteres.rewards.tokenization import Rendered, ScoringTemplate, padding_token, template_for
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
-from halteres.rewards.torch.network import ADAPTER_CONFIG, ScoringNetwork, open_network, read_adapter_config
-from halteres.rewards.torch.training_process import checkpoints
-from halteres.rewards.training_plan import settled_weights
-from halteres.scores import Scorable, Score, best_first
+from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
+from halteres.rewards.training_plan import RewardConfig, settled_weights
+from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
-PROBE_TOLERANCE = 1e-4
-"""A loaded model scores its probes as the saved one did, in fp32, to this share of the score or absolutely."""
-
+PROBE_TOLERANCE = 1e-4  # of a probe's score, or absolutely, between the loaded model and the saved one, in fp32
 MAX_PROBES = 4
-
+TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
 UNSHARED = "Each text is a row of its own: this model takes no mask of shared prefixes."
-
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
 
 Scored = Scorable | str | Sequence[Message] | Sequence[int]
@@ -63,40 +65,24 @@ class RewardModel:
         network: ScoringNetwork,
         tokenizer: Tokenizer,
         template: ScoringTemplate,
-        *,
-        folder: Path | None = None,
-        file: RewardFile | None = None,
-        notes: Sequence[str] = (),
         max_tokens_per_forward: int = 8192,
     ) -> None:
         self.network, self.tokenizer, self.template = network, tokenizer, template
-        self.folder, self.file, self.notes = folder, file, tuple(notes)
         self.max_tokens_per_forward = max_tokens_per_forward
+        self.folder: Path | None = None  # where it was loaded from
+        self.file: RewardFile | None = None
+        self.notes: tuple[str, ...] = ()  # what is assumed of a model that was trained elsewhere
 
     @classmethod
     def load(cls, folder: str | Path, *, max_tokens_per_forward: int = 8192, device: Device = "auto") -> RewardModel:
-        """A reward model's folder: ours, or one of TRL, PEFT or transformers.
-
-        Raises:
-            InvalidConfig: `cuda` is asked for, and there is none.
-            NotFound: no such folder; no model or no tokenizer is there.
-            InvalidData: it is no reward model, or it does not score its probes as it did when it was saved.
-        """
+        """A reward model's folder: ours, or one of TRL, PEFT or transformers. InvalidConfig for a device that is
+        not there, NotFound for such a folder, InvalidData where it is no reward model or its probes score otherwise."""
         place = Path(folder)
-        if not place.is_dir():
-            raise NotFound(
-                f"There is no reward model in {place}.",
-                "There is no such folder.",
-                "Name one that `halteres reward train` has written, or a server's address.",
-            )
-        file = read_reward_file(place)
-        if file is None and not (place / "config.json").is_file() and (found := checkpoints(place)):
-            raise NotFound(
-                f"The training in {place} has not finished.",
-                f"Its newest checkpoint is {found[-1]}.",
-                f"Go on with it (halteres reward train ... --resume), or name {found[-1]}.",
-            )
-        base = Path(read_adapter_config(place)[0]) if (place / ADAPTER_CONFIG).is_file() else place
+        has_model = any((place / name).is_file() for name in (REWARD_FILE, "config.json"))
+        if not has_model and (found := checkpoints(place)):
+            fix = f"Go on with it (halteres reward train ... --resume), or name {found[-1]}."
+            raise NotFound(f"The training in {place} has not finished.", f"Its newest is {found[-1].name}.", fix)
+        base, file = Path(read_model_folder(place).base or place), read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else base)
         notes: list[str] = []
         if file is None:
@@ -106,19 +92,12 @@ class RewardModel:
             if padding is None:  # else it was trained elsewhere with pad = EOS, and calibrated here
                 padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
         weights = file.objective_weights if file is not None else None
-        network = open_network(place, padding=padding, trained=True, device=device, objective_weights=weights)
+        network = open_network(place, padding=padding, device=device, objective_weights=weights)
         network.model.eval()
         if not network.shares_prefixes:
             notes.append(UNSHARED)
-        model = cls(
-            network,
-            tokenizer,
-            template,
-            folder=place,
-            file=file,
-            notes=notes,
-            max_tokens_per_forward=max_tokens_per_forward,
-        )
+        model = cls(network, tokenizer, template, max_tokens_per_forward)
+        model.folder, model.file, model.notes = place, file, tuple(notes)
         model._check_probes()
         return model
 
@@ -132,8 +111,8 @@ class RewardModel:
         """SHA-256 of weights, template and calibration: models of one digest give equal scores in every unit."""
         calibration = self.calibration.model_dump_json() if self.calibration is not None else ""
         objectives = json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
-        read_as = f"{self.template.digest} {calibration}{objectives}"
-        return hashlib.sha256(f"{self._weights_digest} {read_as}".encode()).hexdigest()
+        parts = f"{self._weights_digest} {self.template.digest} {calibration}{objectives}"
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     @cached_property
     def _weights_digest(self) -> str:
@@ -145,8 +124,7 @@ class RewardModel:
         return found.hexdigest()
 
     def score(self, texts: Sequence[Scored]) -> list[Score]:
-        """The raw score of each text; it does not depend on the texts beside it. InvalidData where a text cannot be
-        rendered, is too long where the template says `drop` or `error`, or has no finite score."""
+        """The raw score of each text, whatever the texts beside it; InvalidData where one has none."""
         scores: list[Score] = []
         for result in self.score_each(texts):
             if isinstance(result, InvalidData):
@@ -159,22 +137,33 @@ class RewardModel:
         rendered = [self._rendered(text, number) for number, text in enumerate(texts)]
         tokens = {number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)}
         groups = _computed_together(texts, tokens)
-        rows = [
-            row
-            for group in groups
-            for row in self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
-        ]
+        rows: list[SharedRow] = []
+        for group in groups:
+            rows += self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
         values = dict(zip((number for group in groups for number in group), self._forward(rows), strict=True))
-        return [
-            self._score(values[number], one, number) if isinstance(one, Rendered) else one
-            for number, one in enumerate(rendered)
-        ]
+        found: list[Score | InvalidData] = []
+        for number, one in enumerate(rendered):
+            if isinstance(one, InvalidData):
+                found.append(one)
+                continue
+            value, *outputs = values[number]
+            if not math.isfinite(value):
+                why = f"The model gives it {value}."
+                found.append(InvalidData(f"Text {number} has no score.", why, index=number))
+                continue
+            score = Score(
+                value=value,
+                num_tokens=len(one.tokens),
+                truncated=one.num_lost > 0,
+                ended_with_eos=one.ended_with_eos,
+                converted=one.converted,
+                parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # without a name it is no part
+            )
+            found.append(score)
+        return found
 
     def score_states(self, chats: Sequence[Sequence[Message]]) -> list[tuple[Score, ...]]:
-        """Of each chat the raw score after each of the assistant's turns; the differences are a reward for each turn.
-
-        A chat is computed in one pass where its chat template lets turns only be added. Raises as `score`.
-        """
+        """Of each chat the raw score after each of the assistant's turns; the differences reward each turn."""
         states = [[chat[:end] for end, one in enumerate(chat, start=1) if one["role"] == "assistant"] for chat in chats]
         scores = iter(self.score([state for of_one in states for state in of_one]))
         return [tuple(next(scores) for _ in of_one) for of_one in states]
@@ -189,20 +178,26 @@ class RewardModel:
     ) -> None:
         """Write the model's files: weights, tokenizer, `file` with probes; what else is in the folder stays.
 
-        A new folder appears whole. In one that is there, all new files are written into a folder of their own and then
-        moved to their places; until the last is in its place, that folder says that the model is half replaced, and
-        it is refused. ServerError where the place cannot be written.
-
+        A new folder appears whole. In one that is there, all new files are first written into a folder of their own,
+        which says until the last is in its place that the model is half replaced. ServerError: it cannot be written.
         `probes`: texts to be stored with their scores; without, those that the model has. `beside`: further files.
         """
         target = folder if not folder.exists() else folder / SAVING
+        stored = self.file or RewardFile(template=self.template)
+        texts = probes if probes is not None else [_probed_text(probe) for probe in stored.probes]
+        own = {
+            "template": self.template,
+            "objective_weights": self.network.objective_weights,
+            "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
+            "versions": {name: version(name) for name in ("halteres", "torch", "transformers", "tokenizers")},
+        }
         with written(target) as place:
             try:
                 self.network.save(place)
             except SafetensorError as error:  # a full disk, for example
                 raise OSError(errno.EIO, str(error)) from error
             self._copy_tokenizer(place)
-            write_reward_file(place, self._reward_file(probes))
+            write_reward_file(place, stored.model_copy(update=own))
             for name, content in (beside or {}).items():
                 (place / name).write_bytes(content)
         if target != folder:
@@ -213,11 +208,9 @@ class RewardModel:
             target.rmdir()
 
     def save_merged(self, folder: Path, objective_weights: Mapping[str, float] | None = None) -> None:
-        """Write the folder with the adapter put into the weights, and several outputs into one; the model here is a
-        plain one afterwards.
+        """Write the folder with the adapter put into the weights, several outputs into one; the model is plain then.
 
-        `objective_weights`: what each objective counts; without, what it does already. A calibration that was made with
-        other weights is left out. InvalidConfig for an objective that the model has not, or one without a weight.
+        `objective_weights`: what each objective counts; a calibration that was made with other weights is left out.
         """
         own = self.network.objective_weights
         weights = settled_weights(objective_weights or own, tuple(own))
@@ -237,12 +230,9 @@ class RewardModel:
         if not rendered.tokens:
             return InvalidData(f"Text {number} is empty.", "There is no token to read.", index=number)
         if rendered.num_lost and self.template.truncation in ("drop", "error"):
-            return InvalidData(
-                f"Text {number} is too long to be scored.",
-                f"It has {len(rendered.tokens)} tokens; the model was trained on at most {self.template.max_length}.",
-                "Shorten it, or train with truncation 'keep_end'.",
-                index=number,
-            )
+            why = f"It has {len(rendered.tokens)} tokens; the model was trained on at most {self.template.max_length}."
+            fix = "Shorten it, or train with truncation 'keep_end'."
+            return InvalidData(f"Text {number} is too long to be scored.", why, fix, index=number)
         return rendered
 
     def _forward(self, rows: Sequence[SharedRow]) -> list[list[float]]:
@@ -258,35 +248,8 @@ class RewardModel:
                     found[place] = [next(values) for _ in rows[place].ends_K]
         return [value for values in found for value in values]
 
-    def _score(self, values: Sequence[float], rendered: Rendered, number: int) -> Score | InvalidData:
-        value, *outputs = values
-        if not math.isfinite(value):
-            return InvalidData(f"Text {number} has no score.", f"The model gives it {value}.", index=number)
-        return Score(
-            value=value,
-            num_tokens=len(rendered.tokens),
-            truncated=rendered.num_lost > 0,
-            ended_with_eos=rendered.ended_with_eos,
-            converted=rendered.converted,
-            parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # one without a name is no part
-        )
-
-    def _reward_file(self, probes: Sequence[Scored] | None) -> RewardFile:
-        stored = self.file or RewardFile(template=self.template)
-        texts = probes if probes is not None else [_probed_text(probe) for probe in stored.probes]
-        libraries = ("halteres", "torch", "transformers", "tokenizers")
-        return stored.model_copy(
-            update={
-                "template": self.template,
-                "objective_weights": self.network.objective_weights,
-                "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
-                "versions": {name: version(name) for name in libraries},
-            }
-        )
-
     def _probe(self, text: Scored) -> Probe:
-        rendered = self.template.render(self.tokenizer, text)
-        network = self.network
+        network, rendered = self.network, self.template.render(self.tokenizer, text)
         training, bf16 = network.model.training, network.bf16
         network.model.eval()
         network.bf16 = False  # a folder is loaded to compute in fp32, however it was trained
@@ -299,17 +262,14 @@ class RewardModel:
     def _check_probes(self) -> None:
         for number, probe in enumerate(self.file.probes if self.file is not None else ()):
             now = self._probe(_probed_text(probe))
-            same_tokens = now.tokens == probe.tokens
-            if same_tokens and abs(now.score - probe.score) <= PROBE_TOLERANCE * max(1.0, abs(probe.score)):
+            difference = f"it scores {now.score:.6g}, and scored {probe.score:.6g}"
+            if now.tokens != probe.tokens:
+                difference = "its tokens differ"
+            elif abs(now.score - probe.score) <= PROBE_TOLERANCE * max(1.0, abs(probe.score)):
                 continue
-            difference = (
-                f"it scores {now.score:.6g}, and scored {probe.score:.6g}" if same_tokens else "its tokens differ"
-            )
-            raise InvalidData(
-                f"The reward model in {self.folder} is not the one that was saved.",
-                f"Of its stored probe {number}, {difference}.",
-                "Files of the folder were changed or mixed up: copy it whole again, or train again.",
-            )
+            what = f"The reward model in {self.folder} is not the one that was saved."
+            fix = "Files of the folder were changed or mixed up: copy it whole, or train anew."
+            raise InvalidData(what, f"Of its stored probe {number}, {difference}.", fix)
 
     def _copy_tokenizer(self, place: Path) -> None:
         """The tokenizer's files, with the token that pads here: transformers reads it from them."""
@@ -325,6 +285,12 @@ class RewardModel:
                 (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a training in its folder, the newest last."""
+    found = [one for one in folder.glob("checkpoint-*") if (one / TRAINER_STATE).is_file()]
+    return sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))
+
+
 def model_place(name: str | Path) -> Path:
     """The folder that a model's name or path means: built-in, registered by `halteres models add`, or anywhere."""
     return known_folder(str(name), environ.home() / "models") or Path(name)
@@ -335,23 +301,23 @@ def _probed_text(probe: Probe) -> Scored:
 
 
 def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
-    """Places of texts that may share a row: states, each of which goes on with the text before it; else those of one
-    prompt."""
-    runs: list[list[int]] = []
+    """Places of texts that may share a row: states that go on with the text before; else those of one prompt."""
+    chains: list[list[int]] = []
     before: tuple[int, ...] = ()
     for number, text in tokens.items():
         # The last token of the text before may be an end token.
-        if runs and len(text) > len(before) and text[: len(before) - 1] == before[:-1]:
-            runs[-1].append(number)
+        goes_on = len(text) > len(before) and text[: len(before) - 1] == before[:-1]
+        if chains and goes_on:
+            chains[-1].append(number)
         else:
-            runs.append([number])
+            chains.append([number])
         before = text
     groups: dict[str, list[int]] = {}
-    for run in runs:
-        text = texts[run[0]]
-        prompt = text.prompt if isinstance(text, Scorable) and len(run) == 1 else None
-        key = f"{run[0]}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
-        groups.setdefault(key, []).extend(run)
+    for first, *more in chains:
+        text = texts[first]
+        prompt = text.prompt if isinstance(text, Scorable) and not more else None
+        key = f"{first}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
+        groups.setdefault(key, []).extend([first, *more])
     return list(groups.values())
 
 
@@ -370,3 +336,59 @@ def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, li
         template = template.model_copy(update={"unread_token": eos})
         notes.append(f"It pads with its end token {template.eos_token!r}, so that one at a text's end is not read.")
     return template, own if own is not None else eos, notes
+
+
+def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None) -> Tokenizer:
+    """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
+    given: Any = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
+    source = given.folder if isinstance(given, Tokenizer) else None
+    if isinstance(given, str | Path):
+        source = model_place(given)
+    if source is not None and chat_template is None:
+        return Tokenizer(source)
+    scratch = Path(tempfile.mkdtemp(prefix="halteres-tokenizer-"))
+    if source is None:
+        cast("Any", given).save_pretrained(scratch)
+    else:
+        shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    if chat_template is not None:
+        template = Path(chat_template)
+        template = template / "chat_template.jinja" if template.is_dir() else template
+        if not template.is_file():
+            raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
+        (scratch / "chat_template.jinja").write_text(template.read_text())
+    tokenizer = Tokenizer(scratch)
+    weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
+    return tokenizer
+
+
+def base_network(
+    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
+) -> ScoringNetwork:
+    """The network that is trained: a reward model's own, of a folder, or of a model of transformers."""
+    padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
+    if isinstance(model, RewardModel):
+        model.network.objective_weights = dict(weights)
+        return model.network
+    if isinstance(model, str | Path):
+        return open_network(
+            model_place(model),
+            padding=padding,
+            lora_settings=config.lora,
+            seed=config.seed,
+            trust_remote_code=config.trust_remote_code,
+            arguments=config.model_init_kwargs,
+            objective_weights=weights,
+        )
+    if config.lora is not None:
+        torch.manual_seed(config.seed)
+    own: dict[str, Any] = {"padding": padding, "settings": config.lora, "objective_weights": weights}
+    return ScoringNetwork(model.to(device_of()), base=model.config._name_or_path, **own)
+
+
+def own_objective_weights(model: Any) -> Mapping[str, float] | None:
+    """Of the objectives of a reward model that training goes on from; None: a base model."""
+    if isinstance(model, RewardModel):
+        return model.network.objective_weights
+    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
+    return stored.objective_weights if stored is not None else None

@@ -20,22 +20,11 @@ from torch import Tensor, nn
 
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.rewards.model_folder import Device, num_outputs_of
-from halteres.rewards.torch.batches import (
-    SharedRow,
-    batch_of,
-    forward_parts,
-    shared_row,
-    sharing_pays,
-    single_row,
-)
+from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
 from halteres.rewards.training_plan import LoraSettings
 
-PART_TOKENS = {"cpu": 128, "cuda": 4096}
-"""Padding tokens that cost as much as another pass: rows of very different lengths go in passes of their own."""
-
-CLOSE = 1e-5
-"""Scores of a row with branches and of rows apart may differ by so much, in fp32, of a model that shares prefixes."""
-
+PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
+CLOSE = 1e-5  # scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are shared
 HEAD = "score"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -67,49 +56,30 @@ class LoraLinear(nn.Module):
         return self.base
 
 
-def attach_lora(model: nn.Module, settings: LoraSettings) -> None:
-    """Freeze the model but for its head, and give the targeted layers an adapter. InvalidConfig where no layer has such
-    a name."""
-    model.requires_grad_(False)
-    model.get_submodule(HEAD).requires_grad_(True)
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
-    everywhere = settings.target_modules == "all-linear"
-    targets = [
-        name
-        for name in linear
-        if name.split(".")[0] != HEAD and (everywhere or name.rpartition(".")[2] in settings.target_modules)
-    ]
-    if not targets:
-        raise InvalidConfig(
-            f"No layer of the model is named {settings.target_modules}.",
-            "LoRA is put on linear layers, never on the head.",
-            "Set target_modules to 'all-linear', or to the last parts of their names.",
-            field="target_modules",
-        )
-    for name in targets:
-        model.set_submodule(name, LoraLinear(linear[name], settings))
-
-
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings. InvalidData where it is not LoRA of a sequence classifier, or has an
-    option of PEFT's that is not read here."""
+    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not read here."""
     config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        raise InvalidData(
-            f"The adapter in {folder} cannot be read.",
-            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read.",
-            "Merge it into its base with PEFT, and name that folder.",
-        )
+        why = f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read."
+        fix = "Merge it into its base with PEFT, and name that folder."
+        raise InvalidData(f"The adapter in {folder} cannot be read.", why, fix)
     found = config.get("target_modules") or ()
     targets = found if found == "all-linear" else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
-    return config["base_model_name_or_path"], LoraSettings(
-        r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets
-    )
+    settings = LoraSettings(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets)
+    return config["base_model_name_or_path"], settings
 
 
 class ScoringNetwork:
-    """The weights, and how texts go through them."""
+    """The weights, and how texts go through them.
+
+    Args:
+        model: of transformers, with a head that scores; InvalidConfig for any other.
+        padding: the token that pads.
+        settings: of an adapter; its weights are drawn here, and but for them and the head all weights are frozen.
+        base: where the model lies that the adapter is for.
+        objective_weights: of each output, in order; empty: there is one, without a name.
+    """
 
     def __init__(
         self,
@@ -121,28 +91,45 @@ class ScoringNetwork:
         objective_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.model: nn.Module = model
-        self.objective_weights = dict(objective_weights or {})  # of each output, in order; empty: one without a name
+        self.objective_weights = dict(objective_weights or {})
         self.config: Any = model.config
-        self.lora = settings
-        self.base = base  # where the model lies that the adapter is for
-        self.padding = padding
+        self.lora, self.base, self.padding = settings, base, padding
         self.bf16 = False
         self.num_computed_tokens = 0  # so far, padding among them
+        self._head: Any = getattr(model, HEAD, None)
+        if not isinstance(self._head, nn.Linear):
+            what = f"{type(model).__name__} has no head named '{HEAD}', as decoders that score have."
+            fix = "Give a decoder's folder, or load it with AutoModelForSequenceClassification and num_labels=1."
+            raise InvalidConfig(what, next=fix)
+        num_outputs = max(1, len(self.objective_weights))
+        if self._head.out_features != num_outputs:
+            what = f"The model has {self._head.out_features} outputs."
+            raise InvalidConfig(what, next=f"Load it with num_labels={num_outputs}: one, or one for each objective.")
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        self._head: Any = model.get_submodule(HEAD)
+        if settings is not None:
+            self._attach(settings)
         self.shares_prefixes = self._can_share()
+
+    def _attach(self, settings: LoraSettings) -> None:
+        self.model.requires_grad_(False)
+        self._head.requires_grad_(True)
+        linear = {name: one for name, one in self.model.named_modules() if isinstance(one, nn.Linear) and name != HEAD}
+        wide = settings.target_modules == "all-linear"
+        targets = [name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules]
+        if not targets:
+            what = f"No layer of the model is named {settings.target_modules}."
+            why = "LoRA is put on linear layers, never on the head."
+            fix = "Set target_modules to 'all-linear', or to the last parts of their names."
+            raise InvalidConfig(what, why, fix, field="target_modules")
+        for name in targets:
+            self.model.set_submodule(name, LoraLinear(linear[name], settings))
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
         return next(self.model.parameters()).device
-
-    @property
-    def width(self) -> int:
-        """Of a hidden state."""
-        return self.config.get_text_config().hidden_size
 
     @property
     def num_parameters(self) -> int:
@@ -154,16 +141,15 @@ class ScoringNetwork:
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
     def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
-        """Texts as rows: one, where sharing what they begin with is less work and the row has at most so many tokens,
-        else one each."""
+        """Texts as rows: one, where that is less work and has at most so many tokens, else one each."""
         if len(texts) > 1:
             row = shared_row(texts)
-            together = len(row.tokens_L)
+            together, width = len(row.tokens_L), self.config.get_text_config().hidden_size
             if together > most and len(texts) > 2:
                 half = len(texts) // 2
                 return self.rows_of(texts[:half], most) + self.rows_of(texts[half:], most)
             possible = self.shares_prefixes or not any(row.branches_L)  # without branches it is one text, read often
-            if possible and together <= most and sharing_pays([len(text) for text in texts], together, self.width):
+            if possible and together <= most and sharing_pays([len(text) for text in texts], together, width):
                 return [row]
         return [single_row(text) for text in texts]
 
@@ -185,14 +171,13 @@ class ScoringNetwork:
         most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], max_padding=most)
         if len(parts) == 1:
-            return self._outputs(rows, multiple_of)
-        outputs_TO = torch.cat([self._outputs([rows[place] for place in part], multiple_of) for part in parts])
+            return self._pass(rows, multiple_of)
+        outputs_TO = torch.cat([self._pass([rows[place] for place in part], multiple_of) for part in parts])
         firsts = np.cumsum([0, *(len(row.ends_K) for row in rows)])
         texts = [text for part in parts for place in part for text in range(firsts[place], firsts[place + 1])]
         return outputs_TO[np.argsort(texts)]
 
-    def _outputs(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
-        """In one pass."""
+    def _pass(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
         batch = batch_of(rows, self.padding, self.device, multiple_of)
         self.num_computed_tokens += batch.tokens_BL.numel()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
@@ -223,9 +208,7 @@ class ScoringNetwork:
             "peft_type": "LORA",
             "task_type": "SEQ_CLS",
             "base_model_name_or_path": self.base,
-            "r": self.lora.r,
-            "lora_alpha": self.lora.lora_alpha,
-            "lora_dropout": self.lora.lora_dropout,
+            **self.lora.model_dump(),
             "target_modules": sorted({name.rpartition(".")[2] for name in self._adapters()}),
             "modules_to_save": [HEAD],
             "bias": "none",
@@ -244,10 +227,8 @@ class ScoringNetwork:
         found, own = load_file(folder / ADAPTER_WEIGHTS), self._adapter_tensors()
         wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name].shape != found[name].shape]
         if wrong:
-            raise InvalidData(
-                f"The adapter in {folder} does not fit its base model.",
-                f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors).",
-            )
+            why = f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors)."
+            raise InvalidData(f"The adapter in {folder} does not fit its base model.", why)
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(found[name])
@@ -276,7 +257,7 @@ class ScoringNetwork:
 
     def _adapter_tensors(self) -> dict[str, Tensor]:
         """Adapter and head, by PEFT's names."""
-        head = self.model.get_submodule(HEAD).named_parameters()
+        head = self._head.named_parameters()
         tensors: dict[str, Tensor] = {f"{_PEFT_PREFIX}{HEAD}.{name}": value for name, value in head}
         for name, layer in self._adapters().items():
             tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A
@@ -290,9 +271,8 @@ class ScoringNetwork:
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         if kinds - {"full_attention"} or (window and not kinds):
             return False
-        vocabulary = config.vocab_size
-        texts = [[(7 * i + 3) % vocabulary for i in range(length)] for length in (9, 12)]
-        texts[1][6:] = [(5 * i + 11) % vocabulary for i in range(6)]
+        texts = [[(7 * i + 3) % config.vocab_size for i in range(length)] for length in (9, 12)]
+        texts[1][6:] = [(5 * i + 11) % config.vocab_size for i in range(6)]
         training = self.model.training
         self.model.eval()
         try:
@@ -318,7 +298,6 @@ def open_network(
     folder: Path,
     *,
     padding: int,
-    trained: bool,
     lora_settings: LoraSettings | None = None,
     seed: int = 0,
     device: Device = "auto",
@@ -329,16 +308,12 @@ def open_network(
     """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward model.
 
     Args:
-        folder: as above.
-        padding: the token that pads.
-        trained: it is a reward model already; a folder without a head is refused.
         lora_settings: train an adapter on it; a folder that is one goes on with its own.
         seed: of what is drawn: a new head, a new adapter.
-        device, trust_remote_code, arguments: where it computes; what `from_pretrained` is given.
+        arguments: of `from_pretrained`.
         objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
 
-    Raises:
-        NotFound: no model is there. InvalidData: it has no head, or one of another number of outputs.
+    NotFound where no model is there, InvalidConfig or InvalidData where its head has other outputs.
     """
     where = device_of(device)
     base, settings = folder, lora_settings
@@ -347,29 +322,22 @@ def open_network(
         name, settings = read_adapter_config(folder)
         base = Path(name)
     if not (base / "config.json").is_file():
-        raise NotFound(
-            f"No model is in {base}.", "config.json is missing.", "Name a model folder in Hugging Face format."
-        )
-    config = json.loads((base / "config.json").read_text())
-    architecture = (config.get("architectures") or [""])[0]
-    if trained and not adapted and not architecture.endswith("ForSequenceClassification"):
-        raise InvalidData(
-            f"The model in {folder} is no reward model.",
-            f"Its architecture is {architecture or 'not named'}, which has no head that scores.",
-            "Train one from it: halteres reward train --model FOLDER --data FILE.",
-        )
-    outputs, names = num_outputs_of(config), tuple(objective_weights or ())
-    if architecture.endswith("ForSequenceClassification") and outputs != max(1, len(names)):
+        next = "Name a model folder in Hugging Face format."
+        raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
+    config, names = json.loads((base / "config.json").read_text()), tuple(objective_weights or ())
+    scores = (config.get("architectures") or [""])[0].endswith("ForSequenceClassification")
+    if scores and num_outputs_of(config) != max(1, len(names)):
         why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
-        raise InvalidData(f"The model in {folder} has {outputs} outputs.", why)
+        raise InvalidData(f"The model in {folder} has {num_outputs_of(config)} outputs.", why)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
         torch.manual_seed(seed)
-        model = _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where)
-        if settings is not None:
-            attach_lora(model, settings)
-    network = ScoringNetwork(
-        model, padding=padding, settings=settings, base=str(base.absolute()), objective_weights=objective_weights
-    )
+        network = ScoringNetwork(
+            _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where),
+            padding=padding,
+            settings=settings,
+            base=str(base.absolute()),
+            objective_weights=objective_weights,
+        )
     if adapted:
         network.load_weights(folder)
     return network
@@ -383,15 +351,8 @@ def _from_pretrained(
     labels: dict[str, Any] = {"num_labels": max(1, len(objectives))}
     if objectives:
         labels |= {"id2label": dict(enumerate(objectives)), "label2id": {name: o for o, name in enumerate(objectives)}}
-    chosen = {"dtype": torch.float32, **labels, **arguments}
-    model: Any = AutoModelForSequenceClassification.from_pretrained(
-        folder, trust_remote_code=trust_remote_code, **chosen
-    )
-    if not isinstance(getattr(model, HEAD, None), nn.Linear):
-        raise InvalidData(
-            f"The model in {folder} cannot be a reward model here.",
-            f"{type(model).__name__} has no head named '{HEAD}', as decoders have.",
-        )
+    chosen = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **labels, **arguments}
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, **chosen)
     for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
         parameter.data = parameter.data.clone()
     return model

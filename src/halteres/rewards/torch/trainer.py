@@ -9,15 +9,21 @@ The arguments are those of TRL's `RewardTrainer`, which its guide calls by name.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import math
+import os
+import pickle
 import shutil
-import tempfile
+import signal
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import torch
@@ -25,39 +31,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound
-from halteres.rewards.model_folder import RewardFile, read_reward_file
+from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
+from halteres.rewards.model_folder import RewardFile, template_for, texts_of
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.tokenization import ScoringTemplate, padding_token, template_for, texts_of
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
-from halteres.rewards.torch.model import MAX_PROBES, UNSHARED, RewardModel, model_place
-from halteres.rewards.torch.network import HEAD, ScoringNetwork, attach_lora, device_of, open_network
-from halteres.rewards.torch.training_process import (
+from halteres.rewards.torch.model import (
+    MAX_PROBES,
     TRAINER_STATE,
-    alone_in,
+    UNSHARED,
+    RewardModel,
+    base_network,
     checkpoints,
-    progress,
-    read_trainer_state,
-    termination,
+    open_tokenizer,
+    own_objective_weights,
 )
 from halteres.rewards.training_plan import (
     LoraSettings,
     RewardConfig,
     TruncationReport,
-    check_inputs,
+    check_held_out,
     objective_weights,
     render_rows,
 )
 from halteres.scores import REWARD_FILE
-from halteres.text import Tokenizer
 
-StopReason = Literal["finished", "stopped", "terminated"]
-"""All steps were taken; `should_stop` said so; the process was asked to end (SIGTERM, Ctrl-C)."""
-
+StopReason = Literal["finished", "stopped", "terminated"]  # `should_stop` said so; SIGTERM or Ctrl-C did
+ShowStep = Callable[[int, Mapping[str, float] | None], None]
+# Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same.
 ORDER = ("seed", "per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy", "max_steps",
          "num_train_epochs")  # fmt: skip
-"""Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +88,8 @@ class RewardTrainer:
     Args:
         model: the name or folder of a base model, of a reward model to go on from, or a transformers model with one
             output, or one for each objective that the data name.
-        args: the settings.
-        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer` or one of transformers; the model's own
-            where none is given.
-        train_dataset: whatever `read_preferences` reads.
-        eval_dataset: the same, held out.
+        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer`, one of transformers; None: the model's own.
+        train_dataset, eval_dataset: whatever `read_preferences` reads.
         peft_config: a `peft.LoraConfig` or its settings; like `args.lora`.
         on_step: called after every report with step and metrics.
         should_stop: asked after every step; a checkpoint is written, and training ends.
@@ -109,23 +109,21 @@ class RewardTrainer:
     ) -> None:
         given = args or RewardConfig()
         if peft_config is not None:
-            given = given.model_copy(update={"lora": _lora_settings(peft_config)})
+            values = peft_config if isinstance(peft_config, Mapping) else vars(peft_config)
+            lora = {name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None}
+            given = given.model_copy(update={"lora": LoraSettings(**lora)})
         if train_dataset is None:
             raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
         self.on_step, self.should_stop = on_step, should_stop
         self._preferences = _preferences(train_dataset)
-        held_out = _preferences(eval_dataset) if eval_dataset is not None else None
-        tokenizer = _tokenizer(model, processing_class, given)
-        template = template_for(
-            tokenizer,
-            eos_token=given.eos_token,
-            form="conversational" if self._preferences.form == "conversational" else "standard",
-            max_length=given.max_length,
-            truncation=given.truncation,
-        )
-        weights = objective_weights(given, _own_weights(model), self._preferences, held_out)
-        check_inputs(given, self._preferences, held_out)
-        network = _network(model, tokenizer, template, given, weights)
+        held_out = None if eval_dataset is None else _preferences(eval_dataset)
+        tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
+        form = "conversational" if self._preferences.form == "conversational" else "standard"
+        how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
+        template = template_for(tokenizer, eos_token=given.eos_token, **how)
+        weights = objective_weights(given, own_objective_weights(model), self._preferences, held_out)
+        check_held_out(given, held_out)
+        network = base_network(model, tokenizer, template, given, weights)
         network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
         self.args = given.settled(network.num_parameters)
         network.bf16 = self.args.bf16
@@ -136,6 +134,19 @@ class RewardTrainer:
         self._threshold: nn.Parameter | None = None
         if self.args.tie_policy == "rao_kupper":
             self._threshold = nn.Parameter(torch.zeros((), device=network.device))
+        # AdamW with transformers' defaults; biases and norms do not decay.
+        self._parameters = [*network.trained().values(), *([] if self._threshold is None else [self._threshold])]
+        groups = [
+            {"params": [one for one in self._parameters if one.ndim > 1], "weight_decay": self.args.weight_decay},
+            {"params": [one for one in self._parameters if one.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._optimiser = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.args.learning_rate or 0.0,
+            betas=(self.args.adam_beta1, self.args.adam_beta2),
+            eps=self.args.adam_epsilon,
+            fused=True,
+        )
         batches = math.ceil(len(self._train) / (self.args.per_device_train_batch_size or 1))
         self._steps_per_epoch = math.ceil(batches / self.args.gradient_accumulation_steps)
         self._epoch: tuple[int, list[list[int]]] = (-1, [])  # its number and its batches
@@ -153,13 +164,8 @@ class RewardTrainer:
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainingResult:
         """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
 
-        Raises:
-            Conflict: True, where a training without checkpoints has finished; none, where there are checkpoints; or
-                another process trains into the same folder.
-            ServerError: the folder cannot be written.
-            NotFound: there is no such checkpoint.
-            InvalidData: it was made on other data, or under other settings that decide the order of rows.
-            LossNotFinite: training has diverged; the step was not taken, and nothing is saved.
+        Conflict where the folder holds other checkpoints or a finished model, or is in use. InvalidData where
+        the checkpoint is of other data or settings. LossNotFinite: the step was not taken, and nothing is saved.
         """
         torch.manual_seed(self.args.seed)
         model, config = self.model.network.model, self.args
@@ -170,24 +176,19 @@ class RewardTrainer:
         if config.gradient_checkpointing:
             cast("Any", model).gradient_checkpointing_enable()
         model.train()
-        optimiser = _optimiser(self._parameters(), config)
         place = Path(config.output_dir)
         with alone_in(place), termination() as terminated:  # until all is saved: whoever asked before may ask again
             recover(place)  # what a killed training was just writing
             if not resume_from_checkpoint and checkpoints(place):
-                raise Conflict(
-                    f"The folder {place} holds the checkpoints of another training.",
-                    next="Go on with it (--resume), name another folder (--out), or remove them.",
-                )
-            step = self._resumed(resume_from_checkpoint, optimiser)
-            with progress(self.total_steps, shown=not config.disable_tqdm) as show:
-                for note in self._notes():
-                    show(note, None)
-                step, reason = self._steps(step, optimiser, terminated, show)
+                fix = "Go on with it (--resume), name another folder (--out), or remove them."
+                raise Conflict(f"The folder {place} holds the checkpoints of another training.", next=fix)
+            step = self._resumed(resume_from_checkpoint)
+            with progress(self.total_steps, self._notes(), shown=not config.disable_tqdm) as show:
+                step, reason = self._steps(step, terminated, show)
             model.eval()
             folder = place
             if step < self.total_steps:
-                folder = self._save_checkpoint(step, optimiser)
+                folder = self._save_checkpoint(step)
             else:
                 self.save_model(place)
         return TrainingResult(
@@ -200,35 +201,44 @@ class RewardTrainer:
             truncation=self._truncation,
         )
 
-    def _steps(
-        self,
-        step: int,
-        optimiser: torch.optim.Optimizer,
-        terminated: threading.Event,
-        show: Callable[[str | None, int | None], None],
-    ) -> tuple[int, StopReason]:
+    def _steps(self, step: int, terminated: threading.Event, show: ShowStep) -> tuple[int, StopReason]:
         """Train from this step on; where it ended, and why."""
+        from transformers import get_scheduler
+
         config, interval = self.args, Interval()
+        warmup = config.warmup_steps * (self.total_steps if config.warmup_steps < 1 else 1)
+        scheduler: Any = get_scheduler(config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps)
+        (share_of_rate, *_) = scheduler.lr_lambdas
         while step < self.total_steps:
-            rate = (config.learning_rate or 0.0) * schedule(config, step, self.total_steps)
-            for group in optimiser.param_groups:
+            rate = (config.learning_rate or 0.0) * share_of_rate(step)
+            for group in self._optimiser.param_groups:
                 group["lr"] = rate
-            gradient_norm = self._step(step, optimiser, interval)
+            gradient_norm = self._step(step, interval)
             step += 1
-            line = None
+            metrics: dict[str, float] | None = None
             if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
-                metrics = self._report(step, interval, gradient_norm, rate)
+                metrics = {
+                    "step": step,
+                    "epoch": step / self._steps_per_epoch,
+                    "num_tokens": self.num_tokens,
+                    **interval.metrics(),
+                    "grad_norm": gradient_norm,
+                    "learning_rate": rate,
+                    "truncated_rows": self._truncation.rows_cut,
+                }
+                if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
+                    metrics |= self.evaluate()
+                self._history.append(metrics)
+                if self.on_step is not None:
+                    self.on_step(metrics)
                 interval = Interval()
-                names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
-                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
-                line = f"step {step}/{self.total_steps}: {figures}"
-            show(line, step)
+            show(step, metrics)
             if terminated.is_set():
                 return step, "terminated"
             if self.should_stop is not None and self.should_stop():
                 return step, "stopped"
             if self._is_due("save", step) and step < self.total_steps:
-                self._save_checkpoint(step, optimiser)
+                self._save_checkpoint(step)
         return step, "finished"
 
     def evaluate(self) -> dict[str, float]:
@@ -251,10 +261,6 @@ class RewardTrainer:
         self._last_evaluation = {f"eval_{name}": value for name, value in interval.metrics().items()}
         return self._last_evaluation
 
-    def save_model(self, folder: str | Path) -> None:
-        """Write the model as it is now."""
-        self._save(Path(folder))
-
     def _examples(self, preferences: Preferences) -> tuple[list[Example], TruncationReport]:
         model, config = self.model, self.args
         rendered = render_rows(preferences, model.template, model.tokenizer, config.tie_policy)
@@ -266,27 +272,8 @@ class RewardTrainer:
             examples.append(Example(comparison, tuple(model.network.rows_of(tokens, most)), count))
         return examples, rendered.report
 
-    def _step(self, step: int, optimiser: torch.optim.Optimizer, interval: Interval) -> float:
-        """One optimiser step; the norm of its gradient before it is clipped."""
-        batch = self._batch(step)
-        self.num_tokens += sum(one.num_tokens for one in batch)
-        weight = sum(one.comparison.weight for one in batch)
-        summed = 0.0
-        for part in self._parts(batch):
-            loss = self._loss_of(part, interval) / weight
-            loss.backward()
-            summed += loss.item()
-        interval.losses.append(summed)
-        clip = self.args.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._parameters(), clip).item()
-        if not math.isfinite(summed) or not math.isfinite(norm):
-            raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        return norm
-
-    def _batch(self, step: int) -> list[Example]:
-        """The rows of a step: a function of its number, so that nothing about the order has to be saved."""
+    def _step(self, step: int, interval: Interval) -> float:
+        """One optimiser step, of rows that its number decides; the norm of its gradient before it is clipped."""
         config = self.args
         epoch, place = divmod(step, self._steps_per_epoch)
         if self._epoch[0] != epoch:
@@ -299,8 +286,22 @@ class RewardTrainer:
             )
             self._epoch = (epoch, batches)
         first = place * config.gradient_accumulation_steps
-        batches = self._epoch[1][first : first + config.gradient_accumulation_steps]
-        return [self._train[row] for batch in batches for row in batch]
+        rows = self._epoch[1][first : first + config.gradient_accumulation_steps]
+        batch = [self._train[row] for one in rows for row in one]
+        self.num_tokens += sum(one.num_tokens for one in batch)
+        weight = sum(one.comparison.weight for one in batch)
+        summed = 0.0
+        for part in self._parts(batch):
+            loss = self._loss_of(part, interval) / weight
+            loss.backward()
+            summed += loss.item()
+        interval.losses.append(summed)
+        norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm or math.inf).item()
+        if not math.isfinite(summed) or not math.isfinite(norm):
+            raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        return norm
 
     def _parts(self, examples: Sequence[Example]) -> Iterator[list[Example]]:
         """Micro-batches; a comparison is always whole."""
@@ -318,23 +319,6 @@ class RewardTrainer:
         threshold = F.softplus(self._threshold) if self._threshold is not None else None
         return comparison_loss(scores_T, comparisons, self.args, threshold)
 
-    def _report(self, step: int, interval: Interval, gradient_norm: float, rate: float) -> Mapping[str, float]:
-        metrics: dict[str, float] = {
-            "step": step,
-            "epoch": step / self._steps_per_epoch,
-            "num_tokens": self.num_tokens,
-            **interval.metrics(),
-            "grad_norm": gradient_norm,
-            "learning_rate": rate,
-            "truncated_rows": self._truncation.rows_cut,
-        }
-        if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
-            metrics |= self.evaluate()
-        self._history.append(metrics)
-        if self.on_step is not None:
-            self.on_step(metrics)
-        return metrics
-
     def _latest(self) -> dict[str, float]:
         return {**(self._history[-1] if self._history else {}), **self._last_evaluation}
 
@@ -345,10 +329,6 @@ class RewardTrainer:
         if strategy == "epoch":
             every = self._steps_per_epoch
         return strategy != "no" and step % every == 0 and (what == "save" or self._held_out is not None)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        own = [self._threshold] if self._threshold is not None else []
-        return [*self.model.network.trained().values(), *own]
 
     def _notes(self) -> list[str]:
         config, tokenizer, network = self.args, self.model.tokenizer, self.model.network
@@ -365,8 +345,8 @@ class RewardTrainer:
             notes.append(UNSHARED)
         return notes
 
-    def _save(self, folder: Path, beside: Mapping[str, bytes] | None = None) -> None:
-        """Write the model, and what its folder says of the training."""
+    def save_model(self, folder: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
+        """Write the model as it is now, with what its folder says of the training, and files beside it."""
         rows = self._preferences
         self.model.file = RewardFile(
             template=self.model.template,
@@ -382,15 +362,15 @@ class RewardTrainer:
             tie_threshold=F.softplus(self._threshold).item() if self._threshold is not None else None,
         )
         probes = [text for one in rows.comparisons[:MAX_PROBES] for text in texts_of(one)]
-        self.model.save(folder, probes=probes, beside=beside)
+        self.model.save(Path(folder), probes=probes, beside=beside)
 
-    def _save_checkpoint(self, step: int, optimiser: torch.optim.Optimizer) -> Path:
+    def _save_checkpoint(self, step: int) -> Path:
         place = Path(self.args.output_dir)
         folder = place / f"checkpoint-{step}"
         state = {
             "step": step,
             "num_tokens": self.num_tokens,
-            "optimiser": optimiser.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
             "rng": torch.get_rng_state(),
             "threshold": None if self._threshold is None else self._threshold.detach(),
             "history": [dict(one) for one in self._history],
@@ -398,7 +378,7 @@ class RewardTrainer:
         }
         content = io.BytesIO()
         torch.save(state, content)
-        self._save(folder, {TRAINER_STATE: content.getvalue()})
+        self.save_model(folder, {TRAINER_STATE: content.getvalue()})
         if self.args.save_total_limit is not None:
             for old in checkpoints(place)[: -self.args.save_total_limit]:
                 shutil.rmtree(old)
@@ -407,7 +387,7 @@ class RewardTrainer:
     def _order(self) -> dict[str, Any]:
         return {"data": self._preferences.digest, **{name: getattr(self.args, name) for name in ORDER}}
 
-    def _resumed(self, checkpoint: str | Path | bool | None, optimiser: torch.optim.Optimizer) -> int:
+    def _resumed(self, checkpoint: str | Path | bool | None) -> int:
         """The step to go on from, everything put back as it was there."""
         if not checkpoint:
             return 0
@@ -415,22 +395,26 @@ class RewardTrainer:
         found = checkpoints(place)
         if checkpoint is True and not found:
             if (place / REWARD_FILE).is_file():
-                raise Conflict(
-                    f"The training in {place} has finished; it left no checkpoint to go on from.",
-                    next="Leave --resume out to train anew and replace it, or name another folder (--out).",
-                )
+                fix = "Leave --resume out to train anew and replace it, or name another folder (--out)."
+                what = f"The training in {place} has finished; it left no checkpoint to go on from."
+                raise Conflict(what, next=fix)
             return 0
         folder = found[-1] if checkpoint is True else Path(str(checkpoint))
-        state = read_trainer_state(folder)
+        try:
+            state: dict[str, Any] = torch.load(folder / TRAINER_STATE, weights_only=True, map_location="cpu")
+        except FileNotFoundError as error:
+            raise NotFound(f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing.") from error
+        except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            fix = "Remove its folder: --resume then goes on from the one before, if there is one."
+            why = f"{TRAINER_STATE} cannot be read ({type(error).__name__})."
+            raise InvalidData(f"The checkpoint {folder} is damaged.", why, fix) from error
         differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
         if differing:
-            raise InvalidData(
-                f"The checkpoint {folder} belongs to another training.",
-                f"It differs in {', '.join(differing)}.",
-                "Resume with the data and the settings that it was made with.",
-            )
+            fix = "Resume with the data and the settings that it was made with."
+            why = f"It differs in {', '.join(differing)}."
+            raise InvalidData(f"The checkpoint {folder} belongs to another training.", why, fix)
         self.model.network.load_weights(folder)
-        optimiser.load_state_dict(state["optimiser"])
+        self._optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["rng"])
         if self._threshold is not None:
             with torch.no_grad():
@@ -439,118 +423,90 @@ class RewardTrainer:
         return state["step"]
 
 
-def schedule(config: RewardConfig, step: int, total: int) -> float:
-    """The share of the learning rate at a step, as transformers 5.23 schedules it."""
-    warmup = math.ceil(config.warmup_steps * total) if 0 < config.warmup_steps < 1 else int(config.warmup_steps)
-    if config.lr_scheduler_type == "constant":
-        return 1.0
-    if step < warmup:
-        return step / max(1, warmup)
-    if config.lr_scheduler_type == "constant_with_warmup":
-        return 1.0
-    done = (step - warmup) / max(1, total - warmup)
-    if config.lr_scheduler_type == "cosine":
-        return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
-    return max(0.0, 1 - done)
+@contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """The folder is this training's alone until the block ends, or its process. Conflict: another trains into it."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, "It is read-only")
+        lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        what = f"The folder {place} cannot be written."
+        raise ServerError(what, f"{error.strerror}.", "Name another folder (--out).") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        fix = "Wait for it, or name another folder (--out)."
+        raise Conflict(f"Another process trains into {place}.", next=fix) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            place.rmdir()  # nothing was written
+        os.close(lock)
 
 
-def _optimiser(parameters: Sequence[nn.Parameter], config: RewardConfig) -> torch.optim.Optimizer:
-    """AdamW, with transformers' defaults; biases and norms do not decay."""
-    groups = [
-        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate or 0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
+@contextmanager
+def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowStep]:
+    """Show notes, and give what shows a step and its metrics: a bar in a terminal, for 80 columns, else plain lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, quiet=not shown)
+    width = max(5, min(40, console.width - 75))  # what the other columns leave of 80, at their widest
+    columns = (BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not (shown and console.is_terminal))
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=bar.disable)
+    with bar:
+        task = bar.add_task("", total=total)
+
+        def show(step: int, metrics: Mapping[str, float] | None) -> None:
+            if metrics is not None and bar.disable:
+                names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
+                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
+                console.print(f"step {step}/{total}: {figures}", highlight=False, markup=False, soft_wrap=True)
+                return
+            line = None  # leaves the last one
+            if metrics is not None:
+                shares = {"accuracy": "accuracy", "eval_accuracy": "held out"}
+                figures = [f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics]
+                speed = metrics["tokens_per_cpu_s"]
+                in_words = f"{speed:,.0f}" if speed < 10_000 else f"{speed / 1000:.0f}k"
+                line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, f"{in_words} tokens/s"])
+            bar.update(task, completed=step, description=line)
+
+        yield show
 
 
-def _tokenizer(model: Any, processing_class: Any, config: RewardConfig) -> Tokenizer:
-    """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
-    if processing_class is None or isinstance(processing_class, str | Path):
-        name = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
-        source: Path | None = model_place(name)
-    else:
-        source = processing_class.folder if isinstance(processing_class, Tokenizer) else None
-    if source is not None and config.chat_template_path is None:
-        return Tokenizer(source)
-    scratch = Path(tempfile.mkdtemp(prefix="halteres-tokenizer-"))
-    if source is None:
-        cast("Any", processing_class).save_pretrained(scratch)
-    else:
-        shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
-    if config.chat_template_path is not None:
-        template = Path(config.chat_template_path)
-        template = template / "chat_template.jinja" if template.is_dir() else template
-        if not template.is_file():
-            raise NotFound(f"There is no chat template at {config.chat_template_path}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text())
-    tokenizer = Tokenizer(scratch)
-    weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
-    return tokenizer
+@contextmanager
+def termination() -> Iterator[threading.Event]:
+    """Set when the process is asked to end (only a main thread can listen); a second Ctrl-C ends it at once."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield ended
+        return
 
+    def end(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and ended.is_set():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
+        ended.set()
 
-def _network(
-    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
-) -> ScoringNetwork:
-    padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
-    if isinstance(model, RewardModel):
-        model.network.objective_weights = dict(weights)
-        return model.network
-    if isinstance(model, str | Path):
-        return open_network(
-            model_place(model),
-            padding=padding,
-            trained=False,
-            lora_settings=config.lora,
-            seed=config.seed,
-            trust_remote_code=config.trust_remote_code,
-            arguments=config.model_init_kwargs,
-            objective_weights=weights,
-        )
-    if not isinstance(getattr(model, HEAD, None), nn.Linear):
-        raise InvalidConfig(
-            f"{type(model).__name__} has no head named '{HEAD}': it is no model that scores.",
-            next="Give its folder's name instead, or load it with AutoModelForSequenceClassification and num_labels=1.",
-        )
-    if model.config.num_labels != max(1, len(weights)):
-        why = f"The data name {len(weights)} objectives." if weights else "A reward model has one."
-        raise InvalidConfig(
-            f"The model has {model.config.num_labels} outputs.", why, f"Load it with num_labels={len(weights) or 1}."
-        )
-    if config.lora is not None:
-        torch.manual_seed(config.seed)
-        attach_lora(model, config.lora)
-    return ScoringNetwork(
-        model.to(device_of()),
-        padding=padding,
-        settings=config.lora,
-        base=model.config._name_or_path,
-        objective_weights=weights,
-    )
-
-
-def _own_weights(model: Any) -> Mapping[str, float] | None:
-    """Of the objectives of a reward model that training goes on from; None: a base model."""
-    if isinstance(model, RewardModel):
-        return model.network.objective_weights
-    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-    return stored.objective_weights if stored is not None else None
+    signals = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = [(one, signal.signal(one, end)) for one in signals]
+    try:
+        yield ended
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 def _preferences(source: Any) -> Preferences:
     return source if isinstance(source, Preferences) else read_preferences(source)
-
-
-def _lora_settings(given: Any) -> LoraSettings:
-    if isinstance(given, LoraSettings):
-        return given
-    values: Mapping[str, Any] = given if isinstance(given, Mapping) else vars(given)
-    return LoraSettings(**{name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None})
 
 
 def _not_finite(what: str, where: str) -> LossNotFinite:

@@ -20,8 +20,8 @@ from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, InvalidConfig, NotFound, UserError, nearest
 from halteres.models.shape import ModelShape, adapter_numbers
+from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
-from halteres.rewards.rubrics import read_rubric
 from halteres.runs.directory import RunDirectory, active_runs
 from halteres.runs.reading.failures import DiskFull
 from halteres.runs.starting import resources

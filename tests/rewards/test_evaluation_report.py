@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from halteres.rewards import report
+from halteres.rewards import evaluation_report
 from halteres.rewards.evaluation import Evaluation, evaluate
 from halteres.rewards.preferences import read_preferences
 from rewards.scorers import Scripted
@@ -25,14 +25,14 @@ async def evaluation() -> Evaluation:
 def test_the_table_has_a_line_for_each_kind(evaluation: Evaluation) -> None:
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(report.as_table(evaluation))
+        console.print(evaluation_report.as_table(evaluation))
     said = captured.get()
     assert re.search(r"all .* 13 .* 92\.3% .* 66\.7% to 98\.6%", said)
     assert re.search(r"odd.* 1 .* 0\.0% \*", said)
 
 
 def test_the_json_has_every_figure_and_no_text(evaluation: Evaluation) -> None:
-    found = json.loads(json.dumps(report.as_json(evaluation), allow_nan=False))
+    found = json.loads(json.dumps(evaluation_report.as_json(evaluation), allow_nan=False))
     assert found["overall"]["accuracy"]["count"] == 13
     assert found["by_kind"]["sums"]["accuracy"]["value"] == 1.0
     assert found["mistakes"] == [{"row": 13, "kind": "<b>$odd$</b>", "lead": -7.0}]
@@ -41,9 +41,9 @@ def test_the_json_has_every_figure_and_no_text(evaluation: Evaluation) -> None:
 
 
 def test_the_page_is_one_file_in_which_texts_are_text(evaluation: Evaluation, tmp_path: Path) -> None:
-    page = report.page(evaluation)
+    page = evaluation_report.page(evaluation)
     assert "<script" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert "default-src 'none'" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
-    report.draw(evaluation, tmp_path / "picture.png")
+    evaluation_report.draw(evaluation, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

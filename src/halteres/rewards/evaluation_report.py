@@ -1,5 +1,4 @@
-"""An evaluation for people and programs: a table, JSON, a picture, one page that needs nothing else, in which every
-text is escaped."""
+"""An evaluation as a table, JSON, a picture, and one page that needs nothing else, in which every text is escaped."""
 
 from __future__ import annotations
 
@@ -36,7 +35,15 @@ _STYLE = (
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
     """Every figure; of the mistakes their rows. What is no number is null."""
-    found: dict[str, Any] = _finite(asdict(replace(evaluation, mistakes=())))
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {name: finite(part) for name, part in value.items()}
+        return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+    found: dict[str, Any] = finite(asdict(replace(evaluation, mistakes=())))
     found["warnings"] = list(evaluation.warnings)
     found["mistakes"] = [
         {"row": pair.scored.comparison.row, "kind": pair.scored.comparison.kind, "lead": pair.lead}
@@ -92,12 +99,11 @@ def draw(evaluation: Evaluation, file: Path) -> None:
     """Write a PNG: accuracy by kind, reliability, leads."""
     canvas = Canvas(f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False)
     kinds, calibration, leads = canvas.panels
-    figures = _named(evaluation)
+    figures = _by_name(evaluation)
     names = list(figures)[::-1]
     shares = [figures[name].accuracy for name in names]
     around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
-    values = [share.value for share in shares]
-    kinds.errorbar(values, range(len(names)), xerr=around, fmt="o", color=_BLUE, capsize=3)
+    kinds.errorbar([share.value for share in shares], range(len(names)), xerr=around, fmt="o", color=_BLUE, capsize=3)
     kinds.axvline(0.5, color=PALE, linestyle="--", linewidth=1)
     kinds.set_yticks(range(len(names)), names, parse_math=False)
     kinds.set_ylim(-0.6, len(names) - 0.4)
@@ -128,7 +134,7 @@ def page(evaluation: Evaluation) -> str:
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     title = f"{evaluation.scorer} on {evaluation.source}"
     warnings = "".join(f'<p class="warning">{escape(warning)}</p>' for warning in evaluation.warnings)
-    mistakes = "".join(map(_mistake, evaluation.mistakes))
+    mistakes = "".join(map(_mistake_html, evaluation.mistakes))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -140,7 +146,7 @@ def page(evaluation: Evaluation) -> str:
     )
 
 
-def _named(evaluation: Evaluation) -> dict[str, PairFigures]:
+def _by_name(evaluation: Evaluation) -> dict[str, PairFigures]:
     objectives = {f"objective {name}": figures for name, figures in evaluation.by_objective.items()}
     return {"all": evaluation.overall, **evaluation.by_kind, **objectives}
 
@@ -148,16 +154,20 @@ def _named(evaluation: Evaluation) -> dict[str, PairFigures]:
 def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     """A share that might be a coin's is marked."""
     rows: list[tuple[str, ...]] = []
-    for name, one in _named(evaluation).items():
-        accuracy, mark = one.accuracy, " *" if one.accuracy.holds_half else ""
+
+    def cells(share: Share, mark: str = "") -> tuple[str, str, str]:
+        return str(share.count), f"{share.value:.1%}{mark}", f"{share.low:.1%} to {share.high:.1%}"
+
+    for name, one in _by_name(evaluation).items():
+        mark = " *" if one.accuracy.holds_half else ""
         beside = (f"{one.half_credit:.1%}", f"{one.mean_margin:.3g}", f"{one.tie_rate:.1%}")
-        rows.append((name, str(accuracy.count), f"{accuracy.value:.1%}{mark}", _interval(accuracy), *beside))
-    if (first := evaluation.first_wrong_step) is not None:
-        rows.append(("first wrong step", str(first.count), f"{first.value:.1%}", _interval(first), "–", "–", "–"))
+        rows.append((name, *cells(one.accuracy, mark), *beside))
+    if evaluation.first_wrong_step is not None:
+        rows.append(("first wrong step", *cells(evaluation.first_wrong_step), "–", "–", "–"))
     return rows
 
 
-def _mistake(judged: Judged) -> str:
+def _mistake_html(judged: Judged) -> str:
     comparison = judged.scored.comparison
     texts = [comparison.completions[place] for place in judged.places]
     if len(texts) == 1:
@@ -176,21 +186,9 @@ def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _interval(share: Share) -> str:
-    return f"{share.low:.1%} to {share.high:.1%}"
-
-
 def _share(share: Share) -> str:
     return f"{share.value:.1%} of {share.count}" if share.count else "no pairs"
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
