@@ -23,10 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import passes
-from halteres.engine.torch.adapter import Adapter
+from halteres.engine.torch.adapter import Adapter, Layout
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
-from halteres.engine.torch.lora import Layout
 from halteres.engine.torch.micro_batches import Example, micro_batches
 from halteres.engine.torch.model import BaseModel
 from halteres.models import TINY, builtin_path

@@ -20,9 +20,9 @@ from torch import Tensor
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LossSpec
 from halteres.engine.scripted.engine import ScriptedEngine
+from halteres.engine.torch import custom_loss
+from halteres.engine.torch.custom_loss import MAX_ELEMENTS, Program
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.loss_graphs import custom as custom_objective
-from halteres.engine.torch.loss_graphs.custom import MAX_ELEMENTS, Program
 from halteres.errors import InvalidData, UserError
 
 from .graph_scenes import LOGPROBS, custom, handmade, node, traced
@@ -340,7 +340,7 @@ def test_a_graph_changes_none_of_its_inputs() -> None:
 
 
 async def test_a_graph_that_takes_too_long_is_stopped(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom_objective, "SECONDS", 0.0)
+    monkeypatch.setattr(custom_loss, "SECONDS", 0.0)
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
         with pytest.raises(InvalidData, match=r"Datum 0: node 'sub' .*takes too long"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from halteres.config import environ
-from halteres.engine.link import serve
+from halteres.engine.connection import serve
 from halteres.engine.protocol import BaseType, Engine
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores

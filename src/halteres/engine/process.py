@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.config import environ
-from halteres.engine.link import LinkedEngine, connect
+from halteres.engine.connection import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail

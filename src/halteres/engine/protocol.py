@@ -105,8 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling temperature
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sampling request asks for beside tokens. P is the prompt's length."""
+class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities that a sampling request asks for beside those of its tokens. P is the prompt's length."""
 
     prompt_logprobs: bool = False
     topk_prompt: int = 0  # K most likely tokens at each prompt position
@@ -185,7 +185,7 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_hit_tokens: int = 0  # of the prompt, whose keys and values were there already
     prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
     topk_prompt: TopK | None = None  # prompt length rows; row 0 is filler
-    target_logprobs: Array | None = None  # float32, shaped as `Wanted.targets`; 0 where skipped
+    target_logprobs: Array | None = None  # float32, shaped as `ExtraLogprobs.targets`; 0 where skipped
     alternatives: TopK | None = None  # P - 1 rows of drawn tokens
 
 
@@ -296,7 +296,7 @@ class Samples(Protocol):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> SampleResult:
         """Sample `num_samples` sequences after the prompt (int32 tokens), which is prefilled once.
 
@@ -310,9 +310,9 @@ class Samples(Protocol):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, told while it is written: each sequence's tokens in order. Of `wanted`, `topk_sampled` alone."""
+        """As `sample`, piece by piece: each sequence's tokens in order. Of `extra`, `topk_sampled` alone."""
         ...
 
     async def drop(self, name: str) -> None:

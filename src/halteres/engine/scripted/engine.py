@@ -36,10 +36,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from halteres.engine import checks, protocol
-from halteres.engine.checks import array, tokens_of
-from halteres.engine.datums import TARGETS, check_pass, inputs_of
+from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.folders import digest, size_of, written
-from halteres.engine.protocol import LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult, Wanted
+from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
 from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
@@ -274,10 +273,10 @@ class ScriptedEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> protocol.SampleResult:
         async with self._inside("sample"):
-            return self._request(snapshot, prompt, num_samples, params, wanted).result()
+            return self._request(snapshot, prompt, num_samples, params, extra).result()
 
     async def stream(
         self,
@@ -285,11 +284,11 @@ class ScriptedEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
         async with self._inside("stream"):
-            checks.check_streamed(wanted)
-            for piece in self._request(snapshot, prompt, num_samples, params, wanted).pieces():
+            checks.check_streamed(extra)
+            for piece in self._request(snapshot, prompt, num_samples, params, extra).pieces():
                 await self._pause("piece")
                 await asyncio.sleep(0)  # others have their turn between two pieces
                 self._refuse_if_closed()
@@ -354,10 +353,10 @@ class ScriptedEngine:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
     def _request(
-        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
+        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
     ) -> SamplingRequest:
         version = 0 if snapshot is None else self._snapshot(snapshot).version
-        limit = checks.check_sampling(prompt, num_samples, params, self._info, wanted)
+        limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
 
         def stops(tokens: list[int]) -> bool:
@@ -371,7 +370,7 @@ class ScriptedEngine:
             prompt=prompt,
             num_samples=num_samples,
             params=params,
-            wanted=wanted,
+            extra=extra,
             limit=limit,
             stops=stops,
         )

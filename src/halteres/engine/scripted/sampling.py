@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.protocol import Array, ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence, TopK
 from halteres.engine.stream_buffer import joined
 
 END_SHARE = 1 / 16
@@ -96,7 +96,7 @@ class SamplingRequest:
     prompt: bytes
     num_samples: int
     params: SamplingParams
-    wanted: Wanted
+    extra: ExtraLogprobs
     limit: int
     stops: Callable[[list[int]], bool]  # whether a sequence has ended with its newest token
 
@@ -125,18 +125,18 @@ class SamplingRequest:
         of_sample: list[list[Piece]] = [[] for _ in range(self.num_samples)]
         for piece in self.pieces():
             of_sample[piece.sample].append(piece)
-        wanted, prompt = self.wanted, tokens_of(self.prompt)
-        after_PV = self.bigram.logprobs(prompt[:-1]) if wanted.of_prompt else np.empty((0, 0), np.float32)
+        extra, prompt = self.extra, tokens_of(self.prompt)
+        after_PV = self.bigram.logprobs(prompt[:-1]) if extra.of_prompt else np.empty((0, 0), np.float32)
         known = (
-            np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1) if wanted.prompt_logprobs else None
+            np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1) if extra.prompt_logprobs else None
         )
         return SampleResult(
             sequences=tuple(_sequence(joined(pieces)) for pieces in of_sample),
             version=self.bigram.version,
             prompt_logprobs=None if known is None else np.append(np.float32(np.nan), known).tobytes(),
-            topk_prompt=_behind_filler(_most_likely(after_PV, wanted.topk_prompt)) if wanted.topk_prompt else None,
-            target_logprobs=None if wanted.targets is None else _scored(wanted.targets, after_PV),
-            alternatives=self._alternatives(after_PV, wanted.alternatives) if wanted.alternatives else None,
+            topk_prompt=_behind_filler(_most_likely(after_PV, extra.topk_prompt)) if extra.topk_prompt else None,
+            target_logprobs=None if extra.targets is None else _scored(extra.targets, after_PV),
+            alternatives=self._alternatives(after_PV, extra.alternatives) if extra.alternatives else None,
         )
 
     def _piece(self, sample: int, tokens: list[int], logprobs_V: np.ndarray) -> Piece:
@@ -146,7 +146,7 @@ class SamplingRequest:
             tokens=np.int32(tokens[-1]).tobytes(),
             logprobs=np.float32(logprobs_V[tokens[-1]]).tobytes(),
             version=self.bigram.version,
-            top=_most_likely(logprobs_V[None], self.wanted.topk_sampled) if self.wanted.topk_sampled else None,
+            top=_most_likely(logprobs_V[None], self.extra.topk_sampled) if self.extra.topk_sampled else None,
             stop_reason=reason,
         )
 

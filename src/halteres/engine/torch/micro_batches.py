@@ -1,8 +1,5 @@
 """Datums on their way into a pass: checked, then planned into micro-batches.
 
-Owns: arrays of a checked request; the plan, a pure function of tokens and configuration.
-Never: computes; keeps anything of a refused request.
-
 B datums, T tokens of each, K targets of a token.
 """
 
@@ -15,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import array, tokens_of
-from halteres.engine.datums import TARGETS, check_pass, inputs_of
+from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
-from halteres.engine.torch.cache import round_up
+from halteres.engine.torch.projections import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length
 
 LEAST_SHARED = 8
@@ -79,12 +75,11 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
     extent = Extent()
     for index in [index for family in _families(sequences, share) for index in family]:
         shared = shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
-        grown = extent.with_one(len(sequences[index]), shared)
-        if not batches or grown.computed > tokens:
+        extent = extent.with_one(len(sequences[index]), shared)
+        if not batches or extent.computed > tokens:
             batches.append([])
-            grown = Extent().with_one(len(sequences[index]), 0)
+            extent = Extent().with_one(len(sequences[index]), 0)
         batches[-1].append(index)
-        extent = grown
     return [tuple(batch) for batch in batches]
 
 
@@ -116,19 +111,10 @@ class Extent:
         return Extent(self.rows + 1, max(self.longest, length), self.size + length - shared)
 
     @property
-    def padded(self) -> int:
-        """Tokens of rows side by side."""
-        return self.rows * padded_length(self.longest)
-
-    @property
-    def shares(self) -> bool:
-        """Whether the trie is less work than rows, which need no gathering of keys."""
-        return axis_length(self.size) <= LEAST_SAVING * self.padded
-
-    @property
     def computed(self) -> int:
-        """Tokens, padding among them."""
-        return axis_length(self.size) if self.shares else self.padded
+        """Tokens, padding among them: of the trie where it is less work than rows, which need no gathering of keys."""
+        padded, size = self.rows * padded_length(self.longest), axis_length(self.size)
+        return size if size <= LEAST_SAVING * padded else padded
 
 
 def micro_batches(

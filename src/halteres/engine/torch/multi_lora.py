@@ -1,10 +1,8 @@
 """Adapters of several snapshots side by side, so that their rows share one step.
 
-Owns: copies of the weights of snapshots that decode together, in stacks of like rank; which rows are multiplied with a
-stack in one batched matmul, and which with their own adapter.
-Never: trains; keeps a copy of a snapshot that has no row.
-Promise: a row has the bits that it has by itself. On a CPU both ways add up the same products in the same order
-(`matmul.stackable`), and padding adds zeros.
+Copies of the weights of snapshots that decode together lie in stacks of like rank; rows are multiplied with a stack in
+one batched matmul, or with their own adapter. A row has the bits that it has by itself: on a CPU both ways add up the
+same products in the same order (`projections.stackable`), and padding adds zeros.
 
 S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P outputs of a part.
 """
@@ -18,11 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.torch.adapter import Snapshot
-from halteres.engine.torch.cache import round_up
-from halteres.engine.torch.lora import Adaptation, Adaptations, Lora
-from halteres.engine.torch.matmul import LEAST_ROWS, SEQUENTIAL, stackable
-from halteres.engine.torch.model import BaseModel, Projection
+from halteres.engine.torch.adapter import Lora, Snapshot
+from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.projections import (
+    LEAST_ROWS,
+    SEQUENTIAL,
+    Adaptation,
+    Adaptations,
+    Projection,
+    round_up,
+    stackable,
+)
 
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
 """What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are split."""
@@ -57,7 +61,7 @@ class MultiLora:
         if len(members) > 1 and stackable(self._base.embedding_VD):
             for one in sorted(members, key=lambda one: one.version):
                 if one.layout is not None and one.layout.config.rank <= RANKS[-1]:
-                    ranks.setdefault(_padded(one.layout.config.rank), []).append(one)
+                    ranks.setdefault(next(rank for rank in RANKS if one.layout.config.rank <= rank), []).append(one)
         self._stacks = {rank: stack for rank, stack in self._stacks.items() if rank in ranks}
         for rank, fit in ranks.items():
             if rank not in self._stacks or not self._stacks[rank].suits(fit):
@@ -75,12 +79,9 @@ class MultiLora:
         """
         if owners.count(owners[0]) == len(owners):
             return owners[0].weights
-        asked = [*owners], rows_each, num_rows
-        if self._newest is None or self._newest[0] != asked:
-            self._newest = asked, self._mixed(owners, rows_each, num_rows)
-        return self._newest[1]
-
-    def _mixed(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
+        question = [*owners], rows_each, num_rows
+        if self._newest is not None and self._newest[0] == question:
+            return self._newest[1]
         places: dict[Snapshot, list[int]] = {}
         for place, owner in enumerate(owners):
             places.setdefault(owner, []).append(place)
@@ -95,11 +96,9 @@ class MultiLora:
             if chosen:
                 slots = {stack.slots[one]: alone.pop(one) for one in chosen}
                 stacked.append(_StackedRows.of(stack, slots, num_rows, device))
-        return _Mixed(stacked, [_OwnRows.of(one.weights, own, device) for one, own in alone.items()])
-
-
-def _padded(rank: int) -> int:
-    return next(padded for padded in RANKS if rank <= padded)
+        mixed = _Mixed(stacked, [_OwnRows.of(one.weights, own, device) for one, own in alone.items()])
+        self._newest = question, mixed
+        return mixed
 
 
 def _worth_stacking(counts: Mapping[Snapshot, int]) -> list[Snapshot]:
@@ -120,7 +119,7 @@ class _Stack:
         """Vacant slots for these, as far as there is memory."""
         self._rank = rank
         self.slots: dict[Snapshot, int] = {}
-        self._weights: dict[Projection, _Weights] = {}
+        self.weights: dict[Projection, _Weights] = {}
         projections = {projection: lora.read_a_RD for one in fit for projection, lora in one.weights.items()}
         bytes_each = sum(
             rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) * like.element_size()
@@ -128,16 +127,16 @@ class _Stack:
         )
         self._count = max(0, min(round_up(len(fit), SLOT_STEP), most_bytes // bytes_each))
         for projection, like in projections.items() if self._count else ():
-            self._weights[projection] = _Weights.vacant(projection, self._count, rank, like)
+            self.weights[projection] = _Weights.vacant(projection, self._count, rank, like)
 
     @property
     def nbytes(self) -> int:
         """Of the copies."""
-        return sum(weights.nbytes for weights in self._weights.values())
+        return sum(weights.nbytes for weights in self.weights.values())
 
     def suits(self, fit: Collection[Snapshot]) -> bool:
         """It has slots for them, and not far more."""
-        known = all(projection in self._weights for one in fit for projection in one.weights)
+        known = all(projection in self.weights for one in fit for projection in one.weights)
         return known and len(fit) <= self._count <= 4 * round_up(len(fit), SLOT_STEP)
 
     def hold(self, fit: Sequence[Snapshot]) -> None:
@@ -145,13 +144,9 @@ class _Stack:
         self.slots = {one: slot for one, slot in self.slots.items() if one in fit}
         vacant = sorted(set(range(self._count)) - set(self.slots.values()))
         for one, slot in zip([one for one in fit if one not in self.slots], vacant, strict=False):
-            for projection, weights in self._weights.items():
+            for projection, weights in self.weights.items():
                 weights.fill(slot, one.weights.get(projection), self._rank)
             self.slots[one] = slot
-
-    def get(self, projection: Projection) -> _Weights | None:
-        """None: no slot's adapter changes it."""
-        return self._weights.get(projection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +251,7 @@ class _Mixed:
 
     def get(self, projection: Projection, /) -> Adaptation | None:
         """See `lora.Adaptations`."""
-        stacked = [(rows, found) for rows in self.stacked if (found := rows.stack.get(projection)) is not None]
+        stacked = [(rows, found) for rows in self.stacked if (found := rows.stack.weights.get(projection)) is not None]
         alone = [(rows, found) for rows in self.alone if (found := rows.weights.get(projection)) is not None]
         return _MixedProjection(stacked, alone) if stacked or alone else None
 

@@ -1,16 +1,12 @@
 """The sequences of a micro-batch as a prefix trie on one flat axis: what they share is computed once.
 
-Owns: where every token of every sequence lies, and which log-probabilities are asked of which token; attention over it:
-each run's queries meet the keys of its path.
-Never: runs a model; chooses what comes together (`data` does).
-
 A sequence shares its longest common prefix with the one before it, which shares with its own predecessor; in
 lexicographic order that is the whole trie. What is left of it, its run, is appended to the flat axis.
 
 Promise: bits of what is attended are those of `attention.Causal` on separate rows: keys of a run are gathered,
 contiguous from position 0, so that the sums over them are split at the same keys.
 
-N tokens of the axis, L tokens of a sequence or keys, P asked log-probabilities (of K targets each), B sequences, T of
+N tokens of the axis, L tokens of a sequence or keys, P log-probabilities (of K targets each), B sequences, T of
 the longest. In attention: H query heads, K key heads, G = H / K; R runs side by side, X = R * K, M = G * queries.
 """
 
@@ -29,13 +25,9 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.torch import flash
-from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, Attention, weighted, weights
-from halteres.engine.torch.cache import round_up
-from halteres.engine.torch.heads import Heads
-from halteres.engine.torch.model import BaseModel
-
-AXIS_STEP = 8
-"""Rows of every matmul are a multiple of this: with fewer than 4 rows kernels change, and with them bits."""
+from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, weighted, weights
+from halteres.engine.torch.model import Attention, BaseModel, Heads
+from halteres.engine.torch.projections import LEAST_ROWS, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,7 @@ class Trie:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TargetCells:
     """Which log-probabilities are computed, and which of them each target of each sequence reads.
 
     Sequences that share a token share its log-probability where they share the target, too.
@@ -88,10 +80,10 @@ class Asked:
     cells_BT: np.ndarray  # which of them; padding reads the first
 
     @classmethod
-    def of(cls, trie: Trie, targets: Sequence[np.ndarray], length: int) -> Asked:
+    def of(cls, trie: Trie, targets: Sequence[np.ndarray], length: int) -> TargetCells:
         """Targets per sequence, L or L x K; `length` is T."""
         rows: list[np.ndarray] = []
-        wanted: list[np.ndarray] = []
+        chosen: list[np.ndarray] = []
         cells_BT = np.zeros((len(targets), length), np.int64)
         size = 0
         for i, (run, own) in enumerate(zip(trie.runs, targets, strict=True)):
@@ -103,12 +95,12 @@ class Asked:
             count = int(new.sum())
             cells_BT[i, : len(run)][new] = np.arange(size, size + count)
             rows.append(run.path_L[new])
-            wanted.append(own[new])
+            chosen.append(own[new])
             size += count
         padding = axis_length(size) - size
         rows.append(np.full(padding, len(trie.tokens_N) - 1))
-        wanted.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
-        return cls(np.concatenate(rows), np.concatenate(wanted), cells_BT)
+        chosen.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
+        return cls(np.concatenate(rows), np.concatenate(chosen), cells_BT)
 
 
 def shared_length(one: np.ndarray, other: np.ndarray) -> int:
@@ -120,7 +112,7 @@ def shared_length(one: np.ndarray, other: np.ndarray) -> int:
 
 def axis_length(size: int) -> int:
     """With padding, of which there is at least one: queries and keys that are none are read there."""
-    return max(2 * AXIS_STEP, round_up(size + 1, AXIS_STEP))
+    return max(2 * LEAST_ROWS, round_up(size + 1, LEAST_ROWS))
 
 
 KEY_STEP = 16
@@ -160,7 +152,7 @@ class _Bucket:
 
 
 class TrieAttention:
-    """See `forward.Attention`; of one micro-batch, or of several end to end, for all layers."""
+    """See `Attention`; of one micro-batch, or of several end to end, for all layers."""
 
     def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
         device = base.device

@@ -1,20 +1,164 @@
-"""The rows in decode, and their slots.
-
-Owns: which row has which slot of which block; the numbers that a step needs of each row, as columns.
-Never: runs a model; decides who enters or makes way.
+"""Sampling requests on their way, the sequences that they wait for (rows), and the cache slots that rows have.
 
 Rows lie without gaps: all blocks of one length but the last are full, and a block's rows have its first slots. A row
-has a slot of the shortest length that holds it, and moves on when it has filled that.
+has a slot of the shortest length that holds it, and moves on when it has filled that. A row that loses its slot goes on
+from its prompt and the tokens it has, bit for bit: its random numbers are a function of (seed, sample, position).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from halteres.engine.checks import bytes_of
+from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams, TopK
+from halteres.engine.protocol import Sequence as Sampled
+from halteres.engine.stream_buffer import PieceQueue, end_to_end
+from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import Block, CacheMemory, slot_length
-from halteres.engine.torch.requests import Row
+from halteres.engine.torch.scores import PromptScores
+
+
+class Newest(NamedTuple):
+    """A token that was just sampled."""
+
+    token: int
+    logprob: float
+    top: TopK | None = None  # of length 1, where the request asks for one
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SampleRequest:
+    """One call of `sample` or `stream`."""
+
+    snapshot: Snapshot
+    prompt: bytes  # int32
+    tokens: np.ndarray  # the same, int64
+    num_samples: int
+    params: SamplingParams
+    limit: int  # new tokens per sequence
+    stop_tokens: frozenset[int]
+    decode: Callable[[list[int]], str]  # the text of tokens, special ones by name
+    future: Future[SampleResult]
+    extra: ExtraLogprobs = ExtraLogprobs()  # noqa: RUF009 - frozen
+    pieces: PieceQueue | None = None  # where a stream goes
+    number: int = 0  # among all requests of a sampler: the lowest goes first
+    scores: PromptScores | None = None
+    cache_hit_tokens: int = 0  # of the prompt
+    waiting: deque[Row] = field(init=False)  # rows without a slot
+    finished: dict[int, Sampled] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(Row(self, sample) for sample in range(self.num_samples))
+
+    @property
+    def full_length(self) -> int:
+        """Positions a sequence may take."""
+        return len(self.tokens) + self.limit
+
+    @property
+    def needs(self) -> int:
+        """Positions of all its sequences: how much memory it takes, compared with others."""
+        return self.num_samples * self.full_length
+
+    def wait_for_slots(self, rows: Iterable[Row]) -> None:
+        """These rows have lost their slots and wait for others, in order with those that never had one."""
+        self.waiting = deque(sorted([*self.waiting, *rows], key=lambda row: row.sample))
+
+    def finish(self, sample: int, sequence: Sampled) -> None:
+        """One sequence is complete; the last one answers the request."""
+        self.finished[sample] = sequence
+        if len(self.finished) == self.num_samples:
+            scores = self.scores or PromptScores()
+            result = SampleResult(
+                sequences=tuple(self.finished[i] for i in range(self.num_samples)),
+                version=self.snapshot.version,
+                prompt_cache_hit_tokens=self.cache_hit_tokens,
+                prompt_logprobs=scores.prompt_logprobs,
+                topk_prompt=scores.topk,
+                target_logprobs=scores.targets,
+                alternatives=scores.alternatives,
+            )
+            with suppress(InvalidStateError):  # cancelled
+                self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, if nothing was answered yet."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence that is being sampled."""
+
+    request: SampleRequest
+    sample: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[TopK] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.request.tokens) + len(self.tokens)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The lower, the longer it has been asked for: where memory ends, the highest makes way."""
+        return self.request.number, self.sample
+
+    @property
+    def text(self) -> np.ndarray:
+        """Prompt and answer, int64."""
+        return np.concatenate([self.request.tokens, np.array(self.tokens, np.int64)])
+
+    def take(self, newest: Newest) -> bool:
+        """Add a token; True if the row ended with it (its request has the sequence then)."""
+        self.tokens.append(newest.token)
+        self.logprobs.append(newest.logprob)
+        if newest.top is not None:
+            self.tops.append(newest.top)
+        request = self.request
+        reason = "length" if len(self.tokens) >= request.limit else None
+        if newest.token in request.stop_tokens or (request.params.stop_strings and self._ends_in_stop()):
+            reason = "stop"
+        if request.pieces is not None:
+            piece = Piece(
+                sample=self.sample,
+                tokens=np.int32(newest.token).tobytes(),
+                logprobs=np.float32(newest.logprob).tobytes(),
+                version=request.snapshot.version,
+                top=newest.top,
+                stop_reason=reason,
+            )
+            request.pieces.put(piece)
+        if reason is None:
+            return False
+        request.finish(
+            self.sample,
+            Sampled(
+                tokens=np.array(self.tokens, dtype="<i4").tobytes(),
+                logprobs=np.array(self.logprobs, dtype="<f4").tobytes(),
+                stop_reason=reason,
+                top=end_to_end(self.tops),
+            ),
+        )
+        return True
+
+    def _ends_in_stop(self) -> bool:
+        """A stop string ends in the newest token. Only a tail is decoded: a token holds at least one byte of text."""
+        stops = self.request.params.stop_strings
+        tail = max(map(bytes_of, stops)) + 4
+        text = self.request.decode(self.tokens[-tail:])
+        return any(stop in text for stop in stops)
+
 
 COLUMNS = np.dtype(
     [
@@ -26,7 +170,7 @@ COLUMNS = np.dtype(
         ("top_k", np.int64),
         ("top_p", np.float32),
         ("tempered", np.bool_),
-        ("told", np.int64),  # most likely tokens that are told with every token
+        ("num_top", np.int64),  # most likely tokens that go with every token
     ],
     align=True,
 )
@@ -104,7 +248,7 @@ class Rows:
 
         Args:
             length: of the slots.
-            count: how many are wanted.
+            count: how many.
             forced: one there is in any case.
         """
         memory = self._memory
@@ -165,7 +309,7 @@ class Rows:
         self._drop_empty()
         return moved
 
-    def keep(self, rows: Collection[Row]) -> None:
+    def keep_prefixes(self, rows: Collection[Row]) -> None:
         """What these rows' slots hold stays as prefixes, as far as there is room."""
         gone = set(rows)
         for block in self.blocks:
@@ -218,22 +362,17 @@ def _leave(blocks: Sequence[RowBlock], rows: Collection[Row]) -> None:
     """The last rows of all these blocks close the gaps; nothing stays behind in slots that are free then."""
     gone = set(rows)
     before = [(len(block.rows), int(block.written_R.max(initial=0))) for block in blocks]
-    for number in range(len(blocks) - 1, -1, -1):
-        block = blocks[number]
+    for block in reversed(blocks):
         for slot in range(len(block.rows) - 1, -1, -1):
             if block.rows[slot] in gone:
                 last = next(last for last in reversed(blocks) if last.rows)
-                _replace(block, slot, last, len(last.rows) - 1)
+                number = len(last.rows) - 1
+                if block is not last or slot != number:  # the last row takes this slot
+                    length = int(max(block.columns_S["position"][slot], last.columns_S["position"][number]))
+                    block.cache.copy([slot], last.cache, [number], length)
+                    block.rows[slot], block.columns_S[slot] = last.rows[number], last.columns_S[number]
+                last.rows.pop()
+                last.columns_S[number] = np.zeros((), COLUMNS)
     for block, (count, written) in zip(blocks, before, strict=True):
         if block.rows and len(block.rows) < count:
             block.cache.clear(range(len(block.rows), count), written)
-
-
-def _replace(block: RowBlock, slot: int, last: RowBlock, number: int) -> None:
-    """The row in the last slot takes a slot whose row has gone."""
-    if block is not last or slot != number:
-        length = int(max(block.columns_S["position"][slot], last.columns_S["position"][number]))
-        block.cache.copy([slot], last.cache, [number], length)
-        block.rows[slot], block.columns_S[slot] = last.rows[number], last.columns_S[number]
-    last.rows.pop()
-    last.columns_S[number] = np.zeros((), COLUMNS)
