@@ -1,10 +1,9 @@
 """What an engine is: the values and the calls between the training service and whatever holds the weights.
 
-Owns: the messages (msgspec structs, msgpack on the link, tensors as raw little-endian bytes) and two protocols: what
-trains (`Trains`) and what samples (`Samples`). An `Engine` is both, as ours are; between two that are not the same,
-weights go as a folder (`Weights`).
-Never: knows HTTP, sessions, tenants, promises; an engine keeps nothing durable of its own, so that any of it can be
-rebuilt from the service's journal and checkpoints.
+Messages are msgspec structs, msgpack on the connection, tensors as raw little-endian bytes. What trains (`Trains`) and
+what samples (`Samples`) may be one, as ours are (`Engine`); between two that are not, weights go as a folder
+(`Weights`). An engine keeps nothing durable of its own: all of it can be rebuilt from the service's journal and
+checkpoints.
 
 An adapter is mutable and trained; a snapshot is an immutable copy of an adapter's weights, for sampling.
 Every call but `sample` is executed in the order in which the service sends it for one adapter.
@@ -21,11 +20,11 @@ from halteres.errors import NotReady, ServerError
 
 
 class EngineGone(NotReady):
-    """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
+    """The engine has ended; another holds nothing of what this one held."""
 
 
 class WeightsDamaged(ServerError):
-    """A folder of weights that is not what its writer said: it is not taken, and may be written again."""
+    """A folder of weights that is not what was written: it is not taken, and may be written again."""
 
     code = "weights_damaged"
 
@@ -116,8 +115,8 @@ class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_prompt(self) -> bool:
-        """Something of the prompt is asked for."""
-        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives or self.targets is not None)
+        """Some of these are of the prompt."""
+        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives) or self.targets is not None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +214,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the snapshot
     version: int  # policy version
     folder: str | None = None  # PEFT, written whole; None: they are in the engine that took them
-    sha256: str | None = None  # of the folder, by `folders.digest`; None: nobody has told one
+    sha256: str | None = None  # of the folder, by `folders.digest`; None: not known
 
 
 class Trains(Protocol):
@@ -256,7 +255,7 @@ class Trains(Protocol):
         ...
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """Write a snapshot as a PEFT folder, and tell its digest."""
+        """Write a snapshot as a PEFT folder; its digest is in the answer."""
         ...
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:

@@ -6,9 +6,9 @@ function of (tokens, policy version); samples of (policy version, prompt, seed, 
 
 A test holds, fails, slows and counts its calls:
 
-    held = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
-    await held.inside()                        # one is there
-    held.release()                             # they go on; later ones do not stop
+    hold = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
+    await hold.inside()                        # one is there
+    hold.release()                             # they go on; later ones do not stop
     engine.fail_next("optim_step", ServerError("The device is lost."))
     engine.latency_s["sample"] = 0.05
     engine.calls["sample"], engine.under_way["sample"]
@@ -40,17 +40,12 @@ from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
-from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
+from halteres.engine.shapes import CONFIG, MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
 
-CONFIG, TENSORS, STATE, OPTIMIZER = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "state.json",
-    "optimizer.safetensors",
-)
+TENSORS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +118,13 @@ class Hold:
     """Calls of one operation stop inside until `release`."""
 
     def __init__(self) -> None:
-        self._arrived = asyncio.Semaphore(0)
+        self._inside = asyncio.Semaphore(0)
         self._released = asyncio.Event()
 
     async def inside(self, count: int = 1) -> None:
         """Wait until `count` calls more are inside."""
         for _ in range(count):
-            await self._arrived.acquire()
+            await self._inside.acquire()
 
     def release(self) -> None:
         """Let those inside and all later ones pass."""
@@ -137,7 +132,7 @@ class Hold:
 
     async def stop(self) -> None:
         """The call's side: say that it is inside, then wait."""
-        self._arrived.release()
+        self._inside.release()
         await self._released.wait()
 
 
@@ -191,7 +186,7 @@ class ScriptedEngine:
         self._failures[operation].extend([error] * times)
 
     def release_all(self) -> None:
-        """Let everybody who is held go on."""
+        """Let all calls that are held go on."""
         for hold in self._holds.values():
             hold.release()
 
@@ -214,8 +209,13 @@ class ScriptedEngine:
         async with self._inside("forward_backward", adapter):
             found = self._adapter(adapter)
             settings = check_pass(data, loss, self._info)
-            rows = [_target_logprobs(self._bigram(found.weights.version), datum) for datum in data]
-            total = sum(_loss(row, datum, loss, settings) for row, datum in zip(rows, data, strict=True))
+            rows, total = list[np.ndarray](), 0.0
+            for datum in data:
+                targets = array(datum.inputs[TARGETS])
+                before = np.repeat(tokens_of(datum.tokens), targets[0].size)
+                bigram = self._bigram(found.weights.version)
+                rows.append(bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape))
+                total += _loss(rows[-1], datum, loss, settings)
             if not math.isfinite(total):
                 raise checks.loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
             if not forward_only:
@@ -234,8 +234,7 @@ class ScriptedEngine:
                     "Send forward_backward first.",
                 )
             metrics = {"grad_norm:mean": float(found.accumulated)}
-            found.weights = replace(found.weights, version=found.weights.version + 1)
-            found.accumulated = 0
+            found.weights, found.accumulated = replace(found.weights, version=found.weights.version + 1), 0
             return StepResult(version=found.weights.version, metrics=metrics)
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
@@ -244,9 +243,8 @@ class ScriptedEngine:
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         async with self._inside("load", adapter):
-            weights = Weights.read(Path(folder), optimizer)
-            self._adapters[adapter] = Adapter(weights=weights)
-            return StepResult(version=weights.version, metrics={})
+            self._adapters[adapter] = Adapter(weights=Weights.read(Path(folder), optimizer))
+            return StepResult(version=self._adapters[adapter].weights.version, metrics={})
 
     async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
         async with self._inside("snapshot", adapter):
@@ -374,13 +372,6 @@ class ScriptedEngine:
             limit=limit,
             stops=stops,
         )
-
-
-def _target_logprobs(bigram: Bigram, datum: protocol.Datum) -> np.ndarray:
-    """Of every target, shaped as they are."""
-    targets = array(datum.inputs[TARGETS])
-    before = np.repeat(tokens_of(datum.tokens), targets[0].size)
-    return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
 
 
 def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, settings: Mapping[str, float]) -> float:
