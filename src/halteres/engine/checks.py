@@ -1,7 +1,7 @@
 """What every engine refuses, whatever holds its weights, and the errors that only engines raise.
 
-A request is checked whole before its first effect, so that a bad datum poisons nobody; the sentences name what breaks a
-rule.
+A request is checked whole before its first effect, so that a bad datum poisons nobody. What breaks a rule is an
+InvalidData whose message names it: the number, the datum and its input, the position.
 
 N tokens of a datum, K targets of a token.
 """
@@ -139,11 +139,7 @@ def check_weights(source: Weights, folder: Path) -> None:
 
 
 def check_adam(adam: Adam) -> None:
-    """Refuse an optimiser step that cannot be computed.
-
-    Raises:
-        InvalidData: it names the number.
-    """
+    """Refuse an optimiser step that cannot be computed."""
     for name, value in msgspec.structs.asdict(adam).items():
         if not 0 <= value <= LARGEST:
             raise InvalidData(f"{name} is {value}.", f"It must be a number of 0 to {LARGEST:.3g}.")
@@ -159,11 +155,7 @@ def check_sampling(
     model: ModelInfo,
     extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
 ) -> int:
-    """Refuse a sampling request that cannot be answered; return how many tokens a sequence may have.
-
-    Raises:
-        InvalidData: the prompt, a parameter or what is extra is out of range; the message names it.
-    """
+    """Refuse a sampling request that cannot be answered; return how many tokens a sequence may have."""
     tokens = tokens_of(prompt)
     _check_tokens(tokens, "The prompt", model)
     room = model.max_context_length - len(tokens)
@@ -236,11 +228,7 @@ def _check_prompt_targets(targets: Array, rows: int, model: ModelInfo) -> None:
 
 
 def check_streamed(extra: ExtraLogprobs) -> None:
-    """Refuse what a stream does not carry: anything of the prompt.
-
-    Raises:
-        InvalidData: something of the prompt is asked for.
-    """
+    """Refuse what a stream does not carry: anything of the prompt."""
     if extra.of_prompt:
         raise InvalidData(
             "A stream tells of sampled tokens alone.",
@@ -250,11 +238,7 @@ def check_streamed(extra: ExtraLogprobs) -> None:
 
 
 def complete_loss(spec: LossSpec) -> Mapping[str, float]:
-    """The loss's settings, defaults filled in.
-
-    Raises:
-        InvalidData: there is no such loss, or a setting is unknown or unusable; the message names it.
-    """
+    """The loss's settings, defaults filled in."""
     settings = complete_settings(spec.name, spec.config)
     if (spec.name == CUSTOM) != (spec.custom is not None):
         raise InvalidData(
@@ -268,12 +252,7 @@ def complete_loss(spec: LossSpec) -> Mapping[str, float]:
 
 
 def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Mapping[str, float]:
-    """Refuse a training request that cannot be computed; return the loss's settings.
-
-    Raises:
-        InvalidData: the loss or a setting of it is unknown, or a datum is empty, too long, misshapen, not finite or
-            out of vocabulary; the message names the datum and the input.
-    """
+    """Refuse a training request that cannot be computed; return the loss's settings."""
     config = complete_loss(loss)
     if not data:
         raise InvalidData("The request holds no datum.", next="Send at least one.")
@@ -449,5 +428,4 @@ def _check_vocabulary(
 
 
 def _first(mask: np.ndarray) -> str:
-    """Where the first true value lies, in words."""
     return ", ".join(map(str, np.argwhere(mask)[0]))

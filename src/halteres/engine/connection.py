@@ -33,7 +33,7 @@ import msgspec
 
 from halteres import errors
 from halteres.engine import checks, protocol
-from halteres.engine.protocol import Engine, EngineGone, Piece, Samples, Trains
+from halteres.engine.protocol import Engine, EngineGone, Piece
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
@@ -86,9 +86,8 @@ class Operation:
 
 
 def _operations() -> dict[str, Operation]:
-    """Read off the signatures of `Engine`."""
     found: dict[str, Operation] = {}
-    for name in (*vars(Trains), *vars(Samples)):
+    for name in dir(Engine):
         method = getattr(Engine, name)
         if name.startswith("_") or not inspect.isfunction(method):
             continue

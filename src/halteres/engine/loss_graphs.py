@@ -2,7 +2,8 @@
 
 A graph is data: nodes in order, each naming an operation and its arguments. It is checked, node by node, before anybody
 runs it; nothing that it names is imported or evaluated: names are looked up in the lists below, and
-`engine/torch/graph_operations.py` has the functions behind them.
+`engine/torch/graph_operations.py` has the functions behind them. What is not allowed is an InvalidData that names node
+and target.
 
 The lists leave out what changes its arguments, makes random numbers, leaves torch, or reads memory that nobody wrote;
 what has a result whose size nobody can tell beforehand; what needs a matrix decomposition. Names are those of torch 2:
@@ -155,9 +156,6 @@ def checked(graph: object, inputs: object) -> CustomLoss:
     Args:
         graph: its field `graph`: `{"format": 1, "nodes": [...]}`.
         inputs: its field `inputs`: `[{"name": ..., "rank": ...}, ...]`, `logprobs` first.
-
-    Raises:
-        InvalidData: the graph holds what is not allowed; the message names node and target.
     """
     try:
         nodes = msgspec.convert(graph, _Graph).nodes
@@ -170,11 +168,7 @@ def checked(graph: object, inputs: object) -> CustomLoss:
 
 
 def check_custom(custom: CustomLoss) -> tuple[Node, ...]:
-    """The graph's nodes, in order.
-
-    Raises:
-        InvalidData: it holds what is not allowed; the message names node and target.
-    """
+    """The graph's nodes, in order."""
     _check_inputs(custom.inputs)
     if len(custom.nodes) > MAX_NODES:
         raise InvalidData(
@@ -204,11 +198,7 @@ def check_custom(custom: CustomLoss) -> tuple[Node, ...]:
 
 
 def returned(node: Node) -> tuple[str, dict[str, str]]:
-    """The names of the nodes that are the loss, and the metrics by their keys.
-
-    Raises:
-        InvalidData: an output node that returns anything else.
-    """
+    """The names of the nodes that are the loss, and the metrics by their keys."""
     what = f"Node '{node.name}' (output)"
     try:
         (pair,) = node.args
@@ -302,7 +292,6 @@ def _check_references(names: Sequence[Any], known: Collection[str], where: str) 
 
 
 def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """The values within an argument, each with its kind."""
     if depth > MAX_DEPTH:
         raise InvalidData(f"{where}: an argument is nested more than {MAX_DEPTH} deep.")
     kind, content = "plain", value
@@ -327,7 +316,6 @@ def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _object(value: Mapping[str, Any], where: str) -> tuple[str, Any]:
-    """The one key of an object, and what it holds."""
     (kind, content), *others = [*value.items()] or [("", None)]
     sound = {
         "ref": isinstance(content, str),

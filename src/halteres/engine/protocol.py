@@ -217,16 +217,28 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str | None = None  # of the folder, by `folders.digest`; None: not known
 
 
-class Trains(Protocol):
-    """One base model, many adapters. Errors are HalteresError: UserError fails the request alone.
-
-    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
-    half a checkpoint never exists.
-    """
+class HoldsModel(Protocol):
+    """What training and sampling have in common. Errors are HalteresError: UserError fails the request alone."""
 
     async def info(self) -> ModelInfo:
         """The base model; also the readiness probe."""
         ...
+
+    async def drop(self, name: str) -> None:
+        """Forget an adapter or a snapshot; unknown names are fine."""
+        ...
+
+    async def close(self) -> None:
+        """End; running calls fail with NotReady."""
+        ...
+
+
+class Trains(HoldsModel, Protocol):
+    """One base model, many adapters.
+
+    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
+    half a checkpoint never exists.
+    """
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         """A new adapter with zero output (version 0) and a fresh optimiser. Same seed, same weights."""
@@ -262,24 +274,12 @@ class Trains(Protocol):
         """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
         ...
 
-    async def drop(self, name: str) -> None:
-        """Forget an adapter or a snapshot; unknown names are fine."""
-        ...
 
-    async def close(self) -> None:
-        """End; running calls fail with NotReady."""
-        ...
-
-
-class Samples(Protocol):
+class Samples(HoldsModel, Protocol):
     """One base model, many snapshots, which come to it as folders unless it took them itself.
 
-    `snapshot=None` samples from the base model. Errors are as those of `Trains`.
+    `snapshot=None` samples from the base model.
     """
-
-    async def info(self) -> ModelInfo:
-        """The base model; also the readiness probe."""
-        ...
 
     async def hold(self, name: str, source: Weights) -> int:
         """Be ready to sample from these weights under this name; returns their policy version.
@@ -312,14 +312,6 @@ class Samples(Protocol):
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
         """As `sample`, piece by piece: each sequence's tokens in order. Of `extra`, `topk_sampled` alone."""
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Forget a snapshot; unknown names are fine."""
-        ...
-
-    async def close(self) -> None:
-        """End; running calls fail with NotReady."""
         ...
 
 

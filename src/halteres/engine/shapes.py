@@ -28,16 +28,18 @@ TARGETS_OF_ADAPTERS: tuple[Kind, ...] = ("attn", "mlp", "unembed")
 _UNEMBED = ("model.unembed_tokens", "unembed_tokens")
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Initialisations that change the base weights: such an adapter fits those alone."""
-_UNSUPPORTED = ("use_dora", "fan_in_fan_out", "lora_bias", "target_parameters", "layer_replication")
-_UNSUPPORTED += ("trainable_token_indices",)
+_UNSUPPORTED = [
+    "use_dora",
+    "fan_in_fan_out",
+    "lora_bias",
+    "target_parameters",
+    "layer_replication",
+    "trainable_token_indices",
+]
 
 
 def check_shape(config: LoraConfig) -> None:
-    """Refuse an adapter that cannot be, before anything is allocated for it.
-
-    Raises:
-        InvalidData: names what is out of range.
-    """
+    """Refuse an adapter that cannot be, before anything is allocated for it."""
     if not 1 <= config.rank <= MAX_RANK:
         raise InvalidData(f"The rank {config.rank} is out of range.", f"It must be 1 to {MAX_RANK}.", "Choose another.")
     if not (config.alpha > 0 and math.isfinite(config.alpha)):

@@ -84,11 +84,7 @@ class Layout:
 
     @classmethod
     def of(cls, base: BaseModel, config: LoraConfig) -> Layout:
-        """The layout of an adapter on this base.
-
-        Raises:
-            InvalidData: a rank out of range, or nothing to train.
-        """
+        """The layout of an adapter on this base."""
         check_shape(config)
         chosen: list[Projection] = []
         for layer in base.layers:
@@ -173,11 +169,7 @@ class Snapshot:
         return cls(layout=layout, flat=flat, weights=layout.views(flat), version=version)
 
     def checkpoint(self) -> Checkpoint:
-        """The same weights, for the disk.
-
-        Raises:
-            UserError: the base model has none.
-        """
+        """The same weights, for the disk."""
         if self.layout is None or self.flat is None:
             raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
         return Checkpoint(layout=self.layout, flat=self.flat, version=self.version, adam=None)
@@ -245,13 +237,10 @@ class Adapter:
         return Checkpoint(layout=self.layout, flat=_copied(self.flat), version=self.version, adam=adam)
 
     def step(self, adam: Adam) -> StepResult:
-        """Apply and clear the gradient. Whatever raises here has changed no weight and no moment.
+        """Apply and clear the gradient.
 
-        Raises:
-            InvalidData: a number of `adam` is out of range; the gradient stays too.
-            UserError: no gradient was accumulated.
-            LossNotFinite: the gradient, or what the step would make of weights and moments, is NaN or infinite; the
-                gradient is cleared: the same step on it would be refused again.
+        Whatever raises here has changed no weight and no moment. After a LossNotFinite the gradient is cleared: the
+        same step on it would be refused again.
         """
         check_adam(adam)
         if not self._accumulated:

@@ -131,7 +131,7 @@ class Causal:
             for part in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
         )
         if self._lengths is None:
-            self._lengths = flash.Lengths.of([length] * self._rows, [length] * self._rows, q_IHW.device)
+            self._lengths = flash.Lengths([length] * self._rows, [length] * self._rows, q_IHW.device)
         return flash.attend(q_IHW, k_IKW, v_IKW, self._lengths).flatten(1)
 
     def _merged(self, out_XGTW: Tensor) -> Tensor:

@@ -171,19 +171,15 @@ class PrefixCache:
         while self._entries and (held > area or len(self._entries) > most):
             prefix = next(iter(self._entries))
             held -= prefix.block.area
-            self._drop(prefix)
-
-    def _drop(self, prefix: Prefix) -> None:
-        del self._entries[prefix]
-        snapshot = prefix.snapshot()
-        by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
-        for text in prefix.texts:
-            if by_text.get(text) is prefix:
+            del self._entries[prefix]
+            snapshot = prefix.snapshot()
+            by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
+            for text in [text for text in prefix.texts if by_text.get(text) is prefix]:
                 del by_text[text]
-        for other in self._entries:  # those that begin alike are found by their own pages from now on
-            if other.snapshot() is snapshot and other.texts[0] == prefix.texts[0]:
-                for text in other.texts:
-                    by_text.setdefault(text, other)
+            for other in self._entries:  # those that begin alike are found by their own pages from now on
+                if other.snapshot() is snapshot and other.texts[0] == prefix.texts[0]:
+                    for text in other.texts:
+                        by_text.setdefault(text, other)
 
 
 class CacheMemory:

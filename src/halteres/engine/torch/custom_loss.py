@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import LossNotFinite
-from halteres.engine.loss_graphs import Node, check_custom, returned
+from halteres.engine.loss_graphs import check_custom, returned
 from halteres.engine.protocol import CustomLoss
 from halteres.engine.torch.graph_operations import Call
 from halteres.engine.torch.losses import Value
@@ -34,23 +34,12 @@ _PRODUCTS = frozenset({"matmul", "mm", "mv", "bmm", "dot", "outer"})
 _FLOPS_PER_BYTE = 8
 
 
-@dataclass(frozen=True, slots=True)
 class Program:
     """A checked graph: the nodes, and which of their results are the loss and the metrics."""
 
-    nodes: tuple[Node, ...]
-    loss: str
-    metrics: Mapping[str, str]  # node by key
-
-    @classmethod
-    def of(cls, custom: CustomLoss) -> Program:
-        """Ready to run.
-
-        Raises:
-            InvalidData: see `check_custom`.
-        """
-        nodes = check_custom(custom)
-        return cls(nodes, *returned(nodes[-1]))
+    def __init__(self, custom: CustomLoss) -> None:
+        self._nodes = check_custom(custom)
+        self.loss, self.metrics = returned(self._nodes[-1])
 
     def run(self, inputs: Sequence[Tensor], where: str, deadline: float) -> Mapping[str, Any]:
         """Every node's result by its name.
@@ -65,7 +54,7 @@ class Program:
         """
         values: dict[str, Any] = {}
         meter, remaining = _Meter(deadline), iter(inputs)
-        for node in self.nodes[:-1]:
+        for node in self._nodes[:-1]:
             if node.op == "placeholder":
                 values[node.name] = next(remaining)
             else:
@@ -85,12 +74,7 @@ class _Meter:
     moved: int = 0
 
     def measure(self, call: Call) -> None:
-        """Refuse a call before it is made.
-
-        Raises:
-            ValueError: its result, or all together, would be too large.
-            Whatever torch raises of arguments that do not fit.
-        """
+        """Refuse a call before it is made."""
         if time.monotonic() > self.deadline:
             raise ValueError("the custom loss takes too long")
         given = call.given
@@ -123,16 +107,12 @@ class CustomObjective:
     """A custom loss of one request."""
 
     def __init__(self, custom: CustomLoss) -> None:
-        self._program = Program.of(custom)
+        self._program = Program(custom)
         self._names = [name for name, _ in custom.inputs[1:]]
         self._left_s = SECONDS
 
     def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Generator[None, None, Value]:
-        """The value for log-probabilities of B x T, or B x T x K; others get their turn between datums.
-
-        Raises:
-            UserError: it cannot be computed, or is not finite; the message names the datum.
-        """
+        """The value for log-probabilities of B x T, or B x T x K; others get their turn between datums."""
         found = torch.zeros_like(logprobs) if gradient else None
         total, metrics = 0.0, Counter[str]()
         for row, example in enumerate(batch.examples):

@@ -92,7 +92,17 @@ class DecodeBatch:
     def enter(self, request: SampleRequest, length: int, count: int) -> None:
         """The first rows that wait get slots of this length, for which there is room; `prefill` fills them."""
         rows = list(islice(request.waiting, count))
-        self._entered += self.rows.enter(length, rows, self._first_columns(request, rows))
+        # The newest token of each is the last of what it has so far.
+        params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
+        columns_N["position"] = [row.length - 1 for row in rows]
+        columns_N["seed"] = as_seed(params.seed)
+        columns_N["sample"] = [row.sample for row in rows]
+        columns_N["temperature"] = params.temperature
+        columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
+        columns_N["top_p"] = params.top_p
+        columns_N["tempered"] = params.logprobs == "tempered"
+        columns_N["num_top"] = request.extra.topk_sampled
+        self._entered += self.rows.enter(length, rows, columns_N)
         for _ in rows:
             request.waiting.popleft()
 
@@ -103,7 +113,16 @@ class DecodeBatch:
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
         for text in texts:
-            self._copy_prefix(text)
+            found = None if text.scored else self._memory.prefixes.find(text.snapshot, text.tokens)
+            if found is not None:
+                prefix, text.start = found
+                block, slot = text.slots[0]
+                block.cache.copy([slot], prefix.block, [0], text.start)
+            for request in text.requests:
+                if request.scores is None:
+                    request.cache_hit_tokens = text.start
+            self._memory.prefixes.hit_tokens += text.start
+            self._memory.prefixes.computed_tokens += len(text.rest)
         hidden_UD = self._last_hidden(texts)
         self._advance(places, columns_N, hidden_UD.index_select(0, self._tensor(text_of_row)))
 
@@ -129,32 +148,6 @@ class DecodeBatch:
         self.rows.leave(rows)
         if not self.rows:
             self.mixture.hold(())
-
-    def _first_columns(self, request: SampleRequest, rows: Sequence[Row]) -> np.ndarray:
-        """Of rows whose newest token is the last of what they have so far."""
-        params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
-        columns_N["position"] = [row.length - 1 for row in rows]
-        columns_N["seed"] = as_seed(params.seed)
-        columns_N["sample"] = [row.sample for row in rows]
-        columns_N["temperature"] = params.temperature
-        columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
-        columns_N["top_p"] = params.top_p
-        columns_N["tempered"] = params.logprobs == "tempered"
-        columns_N["num_top"] = request.extra.topk_sampled
-        return columns_N
-
-    def _copy_prefix(self, text: Text) -> None:
-        """Copy what is known of the text already into the first of its slots."""
-        found = None if text.scored else self._memory.prefixes.find(text.snapshot, text.tokens)
-        if found is not None:
-            prefix, text.start = found
-            block, slot = text.slots[0]
-            block.cache.copy([slot], prefix.block, [0], text.start)
-        for request in text.requests:
-            if request.scores is None:
-                request.cache_hit_tokens = text.start
-        self._memory.prefixes.hit_tokens += text.start
-        self._memory.prefixes.computed_tokens += len(text.rest)
 
     def _last_hidden(self, texts: Sequence[Text]) -> Tensor:
         """The hidden state of every text's last token, U x D, in order.
@@ -265,7 +258,6 @@ def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:
 
 
 def _owners(places: Sequence[Place]) -> list[Snapshot]:
-    """The snapshot of each of these rows."""
     return [row.request.snapshot for block, slots in places for row in block.rows[slots.start : slots.stop]]
 
 

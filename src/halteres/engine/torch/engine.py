@@ -300,8 +300,6 @@ class TorchEngine:
         return await self._in_slices(name, (subject, _folder(place)), begin)
 
     async def _call(self, name: str, subjects: tuple[str, ...], work: Callable[[], Any]) -> Any:
-        """A short call: one slice."""
-
         def begin() -> Slices:
             return work()
             yield

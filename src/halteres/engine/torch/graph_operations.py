@@ -243,11 +243,7 @@ class Call:
 
     @classmethod
     def of(cls, node: Node, values: Mapping[str, Any]) -> Call:
-        """Its function and arguments; `values` are the results so far.
-
-        Raises:
-            ValueError: a method of what is no tensor.
-        """
+        """Its function and arguments; `values` are the results so far."""
         function = (METHODS if node.op == "call_method" else FUNCTIONS)[node.target]
         args = [_decoded(arg, values) for arg in node.args]
         if node.op == "call_method" and not (args and isinstance(args[0], Tensor)):
@@ -271,23 +267,14 @@ class Call:
         return [*_tensors([*self.args, *self.kwargs.values()])]
 
     def made(self) -> Any:
-        """The result.
-
-        Raises:
-            ValueError: an integer that has become too long.
-            Whatever torch raises of arguments that do not fit.
-        """
+        """The result."""
         result = self.function(*self.args, **self.kwargs, **({"device": _CPU} if self.makes else {}))
         if isinstance(result, int) and abs(result) >= 2**63:
             raise ValueError("an integer grew beyond 64 bits")
         return result
 
     def foreseen(self) -> list[tuple[torch.Size, int]]:
-        """Shapes, and bytes of one element, of what the call will make at most, nothing being made yet.
-
-        Raises:
-            Whatever torch raises of arguments that do not fit.
-        """
+        """Shapes, and bytes of one element, of what the call will make at most, nothing being made yet."""
         if self.kind in ELEMENTWISE | _WIDENING:  # known without running anything
             shape = torch.broadcast_shapes(*(one.shape for one in self.given))
             return [(shape, max(4, *(one.element_size() for one in self.given)))]
@@ -323,7 +310,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _decoded(value: Any, values: Mapping[str, Any]) -> Any:
-    """An argument as its function takes it."""
     if isinstance(value, list):
         return [_decoded(one, values) for one in value]
     if not isinstance(value, dict):

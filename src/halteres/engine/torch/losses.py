@@ -156,11 +156,7 @@ class PerToken:
     settings: Settings
 
     def value(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
-        """For log-probabilities of B x T, or B x T x K where tokens have several targets.
-
-        Raises:
-            LossNotFinite: it names the datum.
-        """
+        """For log-probabilities of B x T, or B x T x K where tokens have several targets."""
         inputs = batch.inputs()
         with torch.set_grad_enabled(gradient):
             leaf = logprobs.detach().requires_grad_(gradient)

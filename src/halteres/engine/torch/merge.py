@@ -58,13 +58,7 @@ class Delta:
 
 
 def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: MergedType = "base") -> Saved:
-    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all.
-
-    Raises:
-        NotFound: the adapter or the model's safetensors are missing.
-        InvalidData: the adapter does not fit, or a file of the model cannot be read.
-        ServerError: the place cannot be written.
-    """
+    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all."""
     checkpoint = read_checkpoint(adapter, base, optimizer=False)
     named = checkpoint.layout.named(checkpoint.flat.detach().to("cpu", torch.float32))
     scale, deltas = checkpoint.layout.scale, dict[str, Delta]()

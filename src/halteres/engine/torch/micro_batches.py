@@ -72,13 +72,14 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
     [(1, 3), (2, 0)]
     """
     batches: list[list[int]] = []
-    extent = Extent()
+    rows = longest = size = 0  # of the newest; the size is that of its trie
     for index in [index for family in _families(sequences, share) for index in family]:
+        length = len(sequences[index])
         shared = shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
-        extent = extent.with_one(len(sequences[index]), shared)
-        if not batches or extent.computed > tokens:
+        rows, longest, size = rows + 1, max(longest, length), size + length - shared
+        if not batches or _computed(rows, longest, size) > tokens:
             batches.append([])
-            extent = Extent().with_one(len(sequences[index]), 0)
+            rows, longest, size = 1, length, length
         batches[-1].append(index)
     return [tuple(batch) for batch in batches]
 
@@ -98,23 +99,10 @@ def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
     return sorted(families, key=lambda family: min(rank[index] for index in family))
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How many tokens a micro-batch computes."""
-
-    rows: int = 0
-    longest: int = 0
-    size: int = 0  # of its trie
-
-    def with_one(self, length: int, shared: int) -> Extent:
-        """And one more sequence, which shares so many tokens with the last one."""
-        return Extent(self.rows + 1, max(self.longest, length), self.size + length - shared)
-
-    @property
-    def computed(self) -> int:
-        """Tokens, padding among them: of the trie where it is less work than rows, which need no gathering of keys."""
-        padded, size = self.rows * padded_length(self.longest), axis_length(self.size)
-        return size if size <= LEAST_SAVING * padded else padded
+def _computed(rows: int, longest: int, size: int) -> int:
+    """Tokens, padding among them: of the trie where it is less work than rows, which need no gathering of keys."""
+    padded, size = rows * padded_length(longest), axis_length(size)
+    return size if size <= LEAST_SAVING * padded else padded
 
 
 def micro_batches(

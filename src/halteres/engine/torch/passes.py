@@ -24,8 +24,8 @@ from halteres.engine.torch.limits import PassBudget, is_out_of_memory, let_go
 from halteres.engine.torch.losses import LOSSES, PerToken, Value
 from halteres.engine.torch.micro_batches import MicroBatch, micro_batches, read_examples
 from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads
-from halteres.engine.torch.projections import Adaptation, Projection, target_logprobs
-from halteres.engine.torch.trie import TargetCells, joins, trie_attention
+from halteres.engine.torch.projections import Projection, target_logprobs
+from halteres.engine.torch.trie import joins, target_cells, trie_attention
 from halteres.errors import HalteresError
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,7 @@ class PendingBatch:
         return alike and sum(other.batch.size for other in others) + self.batch.size <= tokens
 
     def settle(self) -> Generator[None, None, Outcome]:
-        """Its outcome, computed now if it was not before; a custom loss in slices.
-
-        Raises:
-            UserError: the loss cannot be computed, or is not finite.
-        """
+        """Its outcome, computed now if it was not before; a custom loss in slices."""
         if self.outcome is None:
             gradient = not self.forward_only
             with torch.set_grad_enabled(gradient):
@@ -100,8 +96,7 @@ class PendingBatch:
             targets_NK = batch.targets.flatten(0, 1)
             found_NK = target_logprobs(base.head, lora, hidden_ND, targets_NK, elements, expected_N)
             return found_NK.view_as(batch.targets)
-        cells = TargetCells.of(batch.trie, [example.targets for example in batch.examples], batch.length)
-        arrays = (cells.rows_P, cells.targets_P, cells.cells_BT)
+        arrays = target_cells(batch.trie, [example.targets for example in batch.examples], batch.length)
         rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
         if expected_N is not None:
             expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
@@ -118,8 +113,8 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
     """
     first = pending[0]
     base, gradient = first.base, not first.forward_only
-    axis = JointAxis.of(base, [one.batch for one in pending])
-    adaptations = JointAdaptations([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
+    axis = JointAxis(base, [one.batch for one in pending])
+    adaptations = _joint([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
     with torch.set_grad_enabled(gradient):
         grid, recompute = Grid.single(axis.positions_N), first.budget.recomputes
         hidden_ND = base.hidden_states(adaptations, axis.tokens_N, grid, axis, recompute=recompute)
@@ -186,9 +181,8 @@ def run_pass(
         if outcome is None:
             batches = chain((batch,), batches)
             continue
-        for example, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
-            data_of_row = row[: len(example)].tobytes()
-            logprobs[example.index] = Array(dtype="float32", shape=example.targets.shape, data=data_of_row)
+        for one, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
+            logprobs[one.index] = Array(dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes())
         metrics.append({"loss:sum": outcome.value.total, **outcome.value.metrics})
     if not forward_only:
         adapter.end_pass()
@@ -202,10 +196,7 @@ def _outcome(pending: PendingBatch) -> Generator[PendingBatch | None, None, Outc
     try:
         if isinstance(pending.objective, PerToken):
             yield pending
-            return (yield from pending.settle())
-        outcome = yield from pending.settle()
-        yield
-        return outcome
+        return (yield from pending.settle())
     except Exception as error:
         if not is_out_of_memory(error) or not budget.shrink(batch.size, batch.rows):
             raise
@@ -232,38 +223,31 @@ def _tokens_and_positions(batch: MicroBatch, base: BaseModel) -> tuple[Tensor, T
     return tokens_N.to(base.device), positions_N.to(base.device)
 
 
-@dataclass(frozen=True, slots=True)
 class JointAxis:
-    """All tokens, and where each micro-batch has its own."""
+    """All tokens of several micro-batches; those that are attended together lie side by side."""
 
-    tokens_N: Tensor
-    positions_N: Tensor
-    spans: tuple[slice, ...]  # of each micro-batch
-    attentions: tuple[tuple[int, Attention], ...]  # of so many tokens each
-
-    @classmethod
-    def of(cls, base: BaseModel, batches: Sequence[MicroBatch]) -> JointAxis:
-        """Those that are attended together lie side by side."""
+    def __init__(self, base: BaseModel, batches: Sequence[MicroBatch]) -> None:
         groups: dict[object, list[int]] = {}
         for i, batch in enumerate(batches):
             if batch.trie is None:
                 groups.setdefault(batch.length, []).append(i)
             else:
                 groups.setdefault("tries" if joins(batch.trie, base) else ("alone", i), []).append(i)
-        tokens, positions, attentions = list[Tensor](), list[Tensor](), list[tuple[int, Attention]]()
-        spans, start = [slice(0)] * len(batches), 0
+        tokens, positions = list[Tensor](), list[Tensor]()
+        self.spans, start = [slice(0)] * len(batches), 0  # of each micro-batch
+        self.attentions: list[tuple[int, Attention]] = []  # of so many tokens each
         for members in groups.values():
             before = start
             for i in members:
                 own_tokens, own_positions = _tokens_and_positions(batches[i], base)
                 tokens.append(own_tokens)
                 positions.append(own_positions)
-                spans[i] = slice(start, start + len(own_tokens))
-                start = spans[i].stop
+                self.spans[i] = slice(start, start + len(own_tokens))
+                start = self.spans[i].stop
             tries = [trie for i in members if (trie := batches[i].trie) is not None]
             attention = trie_attention(tries, base) if tries else _PaddedRows(base, [batches[i] for i in members])
-            attentions.append((start - before, attention))
-        return cls(torch.cat(tokens), torch.cat(positions), tuple(spans), tuple(attentions))
+            self.attentions.append((start - before, attention))
+        self.tokens_N, self.positions_N = torch.cat(tokens), torch.cat(positions)
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """See `Attention`; every sequence sees itself."""
@@ -289,7 +273,6 @@ class _PaddedRows:
         self._causal = Causal(Grid.padded(base, self._rows, self._length))
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
-        """See `Attention`."""
         return self._causal(layer, Heads(self._laid(heads.q_XGTW), self._laid(heads.k_XTW), self._laid(heads.v_XTW)))
 
     def _laid(self, tokens: Tensor) -> Tensor:
@@ -299,35 +282,29 @@ class _PaddedRows:
         return laid.reshape(-1, *groups, self._length, width)
 
 
-@dataclass(frozen=True, slots=True)
-class JointAdaptations:
-    """See `lora.Adaptations`: each span of the axis has an adapter of its own."""
-
-    parts: Sequence[tuple[slice, LoraWeights]]
-
-    def get(self, projection: Projection, /) -> Adaptation | None:
-        """See `lora.Adaptations`."""
-        parts = [(span, lora) for span, weights in self.parts if (lora := weights.get(projection)) is not None]
-        return _JointProjection(parts) if parts else None
+def _joint(parts: Sequence[tuple[slice, LoraWeights]]) -> dict[Projection, _JointProjection]:
+    """What is added to the axis, each span of which has an adapter of its own."""
+    found: dict[Projection, _JointProjection] = {}
+    for span, weights in parts:
+        for projection, lora in weights.items():
+            found.setdefault(projection, _JointProjection([])).parts.append((span, lora))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _JointProjection:
-    """See `lora.Adaptation`."""
+    """See `Adaptation`."""
 
-    parts: Sequence[tuple[slice, Lora]]
+    parts: list[tuple[slice, Lora]]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Of all adapters."""
         return tuple(tensor for _, lora in self.parts for tensor in lora.tensors)
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
-        """See `lora.Adaptation`; what all A's make of their rows, end to end."""
         return torch.cat([lora.add_to(y_NE[span], x_ND[span]).view(-1) for span, lora in self.parts])
 
     def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
-        """See `lora.Adaptation`."""
         sizes = [(span.stop - span.start) * lora.a_RD.shape[0] for span, lora in self.parts]
         found: list[Tensor] = []
         for (span, lora), own in zip(self.parts, h.split(sizes), strict=True):

@@ -47,11 +47,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
-    """Write a folder, whole or not at all.
-
-    Raises:
-        ServerError: the disk is full or the place cannot be written.
-    """
+    """Write a folder, whole or not at all."""
     layout, adam = checkpoint.layout, checkpoint.adam
     state = State(version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0)
     with written(folder) as place:

@@ -127,7 +127,10 @@ class Row:
             self.tops.append(newest.top)
         request = self.request
         reason = "length" if len(self.tokens) >= request.limit else None
-        if newest.token in request.stop_tokens or (request.params.stop_strings and self._ends_in_stop()):
+        stops = request.params.stop_strings
+        tail = max(map(bytes_of, stops)) + 4 if stops else 0  # a token holds at least one byte of text
+        text = request.decode(self.tokens[-tail:]) if stops else ""
+        if newest.token in request.stop_tokens or any(stop in text for stop in stops):
             reason = "stop"
         if request.pieces is not None:
             piece = Piece(
@@ -151,13 +154,6 @@ class Row:
             ),
         )
         return True
-
-    def _ends_in_stop(self) -> bool:
-        """A stop string ends in the newest token. Only a tail is decoded: a token holds at least one byte of text."""
-        stops = self.request.params.stop_strings
-        tail = max(map(bytes_of, stops)) + 4
-        text = self.request.decode(self.tokens[-tail:])
-        return any(stop in text for stop in stops)
 
 
 COLUMNS = np.dtype(

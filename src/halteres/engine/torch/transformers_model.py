@@ -53,7 +53,7 @@ class TransformersModel(BaseModel):
         self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention, *, recompute: bool = False
     ) -> Tensor:
         """See `BaseModel`; the residual stream has the type of the weights."""
-        shape, token = (grid.rows, grid.length), _pass.set(_Pass(lora, attention))
+        shape, token = (grid.rows, grid.length), _pass.set((lora, attention))
         try:
             output = self.body(
                 input_ids=tokens_N.view(shape), position_ids=grid.positions_AT.expand(shape), use_cache=False
@@ -63,15 +63,8 @@ class TransformersModel(BaseModel):
         return output.last_hidden_state.view(tokens_N.shape[0], -1).to(self.operands)
 
 
-@dataclass(slots=True)
-class _Pass:
-    """What the modules of a pass in progress need to know."""
-
-    lora: Adaptations
-    attention: Attention
-
-
-_pass: ContextVar[_Pass] = ContextVar("pass")
+_pass: ContextVar[tuple[Adaptations, Attention]] = ContextVar("pass")
+"""What the modules of a pass in progress need to know."""
 
 
 class _Unsupported(Exception):
@@ -99,7 +92,7 @@ def _attend(
     factor = 1.0 if scaling is None else scaling * math.sqrt(width)
     if not math.isclose(factor, 1.0):
         query = query * factor
-    now = _pass.get()
+    attention = _pass.get()[1]
     rows = (batch * key_heads, length, width)
     cached = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
     attended = cached if query.device.type != "cpu" else torch.float32
@@ -107,14 +100,14 @@ def _attend(
         query.reshape(rows[0], -1, length, width).to(attended),
         *(part.reshape(rows).to(cached).to(attended) for part in (key, value)),
     )
-    return now.attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
+    return attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
 
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
     """A linear module's forward, with the adapter of the pass."""
-    now = _pass.get()
+    lora, _ = _pass.get()
     x_ND = x.reshape(-1, x.shape[-1]).to(operand_type(projection.weight_ED))
-    return project(x_ND, projection, now.lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
+    return project(x_ND, projection, lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def wrap(model: Any) -> TransformersModel:

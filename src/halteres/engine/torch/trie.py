@@ -68,39 +68,38 @@ class Trie:
         return cls(tokens_N, positions_N, tuple(runs))
 
 
-@dataclass(frozen=True, slots=True)
-class TargetCells:
+def target_cells(trie: Trie, targets: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which log-probabilities are computed, and which of them each target of each sequence reads.
 
     Sequences that share a token share its log-probability where they share the target, too.
+
+    Args:
+        trie: of the sequences.
+        targets: of each sequence, L or L x K.
+        length: T.
+
+    Returns:
+        rows_P on the flat axis; targets, P or P x K; cells_BT, numbers among the P, of which padding reads the first.
     """
-
-    rows_P: np.ndarray  # where on the flat axis
-    targets_P: np.ndarray  # or P x K
-    cells_BT: np.ndarray  # which of them; padding reads the first
-
-    @classmethod
-    def of(cls, trie: Trie, targets: Sequence[np.ndarray], length: int) -> TargetCells:
-        """Targets per sequence, L or L x K; `length` is T."""
-        rows: list[np.ndarray] = []
-        chosen: list[np.ndarray] = []
-        cells_BT = np.zeros((len(targets), length), np.int64)
-        size = 0
-        for i, (run, own) in enumerate(zip(trie.runs, targets, strict=True)):
-            new = np.ones(len(run), np.bool_)
-            if run.start:
-                alike = own[: run.start] == targets[i - 1][: run.start]
-                new[: run.start] = ~(alike.all(1) if alike.ndim > 1 else alike)
-                cells_BT[i, : run.start] = cells_BT[i - 1, : run.start]
-            count = int(new.sum())
-            cells_BT[i, : len(run)][new] = np.arange(size, size + count)
-            rows.append(run.path_L[new])
-            chosen.append(own[new])
-            size += count
-        padding = axis_length(size) - size
-        rows.append(np.full(padding, len(trie.tokens_N) - 1))
-        chosen.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
-        return cls(np.concatenate(rows), np.concatenate(chosen), cells_BT)
+    rows: list[np.ndarray] = []
+    chosen: list[np.ndarray] = []
+    cells_BT = np.zeros((len(targets), length), np.int64)
+    size = 0
+    for i, (run, own) in enumerate(zip(trie.runs, targets, strict=True)):
+        new = np.ones(len(run), np.bool_)
+        if run.start:
+            alike = own[: run.start] == targets[i - 1][: run.start]
+            new[: run.start] = ~(alike.all(1) if alike.ndim > 1 else alike)
+            cells_BT[i, : run.start] = cells_BT[i - 1, : run.start]
+        count = int(new.sum())
+        cells_BT[i, : len(run)][new] = np.arange(size, size + count)
+        rows.append(run.path_L[new])
+        chosen.append(own[new])
+        size += count
+    padding = axis_length(size) - size
+    rows.append(np.full(padding, len(trie.tokens_N) - 1))
+    chosen.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
+    return np.concatenate(rows), np.concatenate(chosen), cells_BT
 
 
 def shared_length(one: np.ndarray, other: np.ndarray) -> int:
@@ -244,7 +243,7 @@ class FlashTrieAttention:
             for run in trie.runs
             if len(run) > run.start
         ]
-        self._lengths = flash.Lengths.of([len(run) - run.start for run in runs], [len(run) for run in runs], device)
+        self._lengths = flash.Lengths([len(run) - run.start for run in runs], [len(run) for run in runs], device)
         own, paths = np.concatenate([run.path_L[run.start :] for run in runs]), np.concatenate([r.path_L for r in runs])
         self._own_I, self._paths_L = torch.from_numpy(own).to(device), torch.from_numpy(paths).to(device)
 
