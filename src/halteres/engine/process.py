@@ -158,23 +158,15 @@ async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
 
 
 class EngineProcess:
-    """An engine in a process of its own, kept alive.
-
-    Args:
-        command: which engine.
-        log: file that takes its standard error, appended to.
-        on_death: called with the reason after every death that was not asked for, before the restart.
-        on_restart: called once the engine is ready again.
-        policy: deadlines and the bound on restarts.
-    """
+    """An engine in a process of its own, kept alive."""
 
     def __init__(
         self,
         command: EngineCommand,
-        log: Path,
+        log: Path,  # takes its standard error
         *,
-        on_death: Callable[[HalteresError], None] = lambda _: None,
-        on_restart: Callable[[], None] = lambda: None,
+        on_death: Callable[[HalteresError], None] = lambda _: None,  # before the restart
+        on_restart: Callable[[], None] = lambda: None,  # once it is ready again
         policy: RestartPolicy | None = None,
     ) -> None:
         self._command, self._log = command, log

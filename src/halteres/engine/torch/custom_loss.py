@@ -42,15 +42,9 @@ class Program:
         self.loss, self.metrics = returned(self._nodes[-1])
 
     def run(self, inputs: Sequence[Tensor], where: str, deadline: float) -> Mapping[str, Any]:
-        """Every node's result by its name.
+        """Every node's result by its name; `where` begins the sentence of an error.
 
-        Args:
-            inputs: on the CPU, in the graph's order.
-            where: begins the sentence of an error.
-            deadline: of `time.monotonic`.
-
-        Raises:
-            InvalidData: a node failed, or the bounds were reached; the message names it.
+        `inputs` are on the CPU, in the graph's order; the deadline is of `time.monotonic`.
         """
         values: dict[str, Any] = {}
         meter, remaining = _Meter(deadline), iter(inputs)

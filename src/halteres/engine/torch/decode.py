@@ -70,11 +70,6 @@ class DecodeBatch:
         self._entered: list[Place] = []  # not prefilled yet
 
     @property
-    def requests(self) -> set[SampleRequest]:
-        """Those that have rows here."""
-        return {row.request for row in self.rows}
-
-    @property
     def has_entered(self) -> bool:
         """Some rows wait for `prefill`."""
         return bool(self._entered)
@@ -185,7 +180,7 @@ class DecodeBatch:
             scorers = [PromptScorer(request.extra, request.params, tokens_P) for request in requests]
             score_prompt(self.base.head, text.snapshot.weights, hidden_BTD[row], len(text), scorers, elements)
             for request, scorer in zip(requests, scorers, strict=True):
-                request.scores = scorer.scores()
+                request.scores = scorer.result()
             text.spread()
         return hidden_BTD
 

@@ -65,24 +65,14 @@ class TorchEngine:
     def __init__(
         self,
         folder: Path,
-        name: str,
+        name: str,  # that it is known by
         threads: int = 1,
-        limits: Limits | None = None,
-        device: str = "cpu",
-        cache_gb: float | None = None,
-        dtype: BaseType = "float32",
+        limits: Limits | None = None,  # None: the usual ones
+        device: str = "cpu",  # or "cuda": `device.usable_device` says which
+        cache_gb: float | None = None,  # of keys and values, in 10^9 bytes; None: by what is free
+        dtype: BaseType = "float32",  # of base weights, their matmuls, cached keys and values; all else is fp32
     ) -> None:
-        """Read a model folder; takes seconds.
-
-        Args:
-            folder: of the model.
-            name: that it is known by.
-            threads: that compute.
-            limits: other than the usual ones.
-            device: `cpu` or `cuda` (`device.usable_device` says which).
-            cache_gb: for keys and values, in 10^9 bytes; None: by what is free once the model is loaded.
-            dtype: of the base weights, their matmuls, and cached keys and values; adapters, gradients, softmax and
-                logits are fp32 anyhow.
+        """Read a model folder, which takes seconds.
 
         Raises:
             NotFound: no model there.

@@ -71,10 +71,8 @@ class MultiLora:
     def adaptations(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
         """What is added to the rows of a step.
 
-        Args:
-            owners: of the rows as they lie; a snapshot may come again. `hold` has heard of them.
-            rows_each: rows of each.
-            num_rows: in all; those behind the owners' are padding.
+        `owners` are the snapshots of the rows as they lie, `rows_each` of each one; what is behind them, up to
+        `num_rows`, is padding. `hold` has heard of them.
         """
         if owners.count(owners[0]) == len(owners):
             return owners[0].weights

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from halteres.engine.checks import bytes_of
@@ -22,7 +23,6 @@ from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import PieceQueue, end_to_end
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import Block, CacheMemory, slot_length
-from halteres.engine.torch.scores import PromptScores
 
 
 class Newest(NamedTuple):
@@ -49,7 +49,7 @@ class SampleRequest:
     extra: ExtraLogprobs = ExtraLogprobs()  # noqa: RUF009 - frozen
     pieces: PieceQueue | None = None  # where a stream goes
     number: int = 0  # among all requests of a sampler: the lowest goes first
-    scores: PromptScores | None = None
+    scores: SampleResult | None = None  # what it has of the prompt
     cache_hit_tokens: int = 0  # of the prompt
     waiting: deque[Row] = field(init=False)  # rows without a slot
     finished: dict[int, Sampled] = field(default_factory=dict)
@@ -75,15 +75,11 @@ class SampleRequest:
         """One sequence is complete; the last one answers the request."""
         self.finished[sample] = sequence
         if len(self.finished) == self.num_samples:
-            scores = self.scores or PromptScores()
-            result = SampleResult(
+            result = msgspec.structs.replace(
+                self.scores or SampleResult(sequences=(), version=0),
                 sequences=tuple(self.finished[i] for i in range(self.num_samples)),
                 version=self.snapshot.version,
                 prompt_cache_hit_tokens=self.cache_hit_tokens,
-                prompt_logprobs=scores.prompt_logprobs,
-                topk_prompt=scores.topk,
-                target_logprobs=scores.targets,
-                alternatives=scores.alternatives,
             )
             with suppress(InvalidStateError):  # cancelled
                 self.future.set_result(result)
@@ -240,13 +236,7 @@ class Rows:
         return sum(block.vacant * block.cache.length for block in self.blocks)
 
     def make_room(self, length: int, count: int, *, forced: bool = False) -> int:
-        """Slots of this length that are free now: so many, or as many as there is memory for.
-
-        Args:
-            length: of the slots.
-            count: how many.
-            forced: one there is in any case.
-        """
+        """Slots of this length that are free now: `count`, or as many as there is memory for; forced, at least one."""
         memory = self._memory
         while (vacant := self._vacant(length)) < count:
             fit = memory.free // length
@@ -292,8 +282,7 @@ class Rows:
     def move_on(self, *, forced: bool = False) -> int:
         """Rows that have filled their slots get longer ones, the oldest first, while there is memory; how many did.
 
-        Args:
-            forced: one does in any case.
+        Forced, one does in any case.
         """
         moved = 0
         for length, rows in sorted(self.grown.items(), reverse=True):

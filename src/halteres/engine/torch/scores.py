@@ -9,30 +9,19 @@ P tokens of the prompt, T of them with padding, C of one chunk, K values per pos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halteres.engine.checks import array
-from halteres.engine.protocol import Array, ExtraLogprobs, SamplingParams, TopK
+from halteres.engine.protocol import Array, ExtraLogprobs, SampleResult, SamplingParams, TopK
 from halteres.engine.stream_buffer import end_to_end
 from halteres.engine.torch.projections import LEAST_ROWS, Adaptations, Projection, head_logits, round_up
 from halteres.engine.torch.token_sampling import COLDEST, as_seed, inverted, most_likely, tempered, uniforms
 
 FILLER = -99999.0
 """The log-probability of a list's entries where nothing was computed; their token is 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScores:
-    """As in `SampleResult`; None where the request does not ask for it."""
-
-    prompt_logprobs: bytes | None = None
-    topk: TopK | None = None
-    targets: Array | None = None
-    alternatives: TopK | None = None
 
 
 class PromptScorer:
@@ -66,17 +55,21 @@ class PromptScorer:
             self._drawn_ids.append(tokens_CK.to(torch.int32).cpu().numpy())
             self._drawn_logprobs.append(_numbers(raw_CV.gather(1, tokens_CK)))
 
-    def scores(self) -> PromptScores:
-        """All of it."""
+    def result(self) -> SampleResult:
+        """All of it, without sequences."""
         extra, alternatives, targets = self.extra, None, self._target_logprobs
         if k := extra.alternatives:
             parts = (self._drawn_ids, self._drawn_logprobs)
             ids, logprobs = (b"".join(rows.tobytes() for rows in part) for part in parts)
             alternatives = TopK(k=k, length=len(ids) // (4 * k), ids=ids, logprobs=logprobs)
-        return PromptScores(
+        return SampleResult(
+            sequences=(),
+            version=0,
             prompt_logprobs=np.concatenate(self._own).tobytes() if extra.prompt_logprobs else None,
-            topk=end_to_end(self._tops) if extra.topk_prompt else None,
-            targets=None if targets is None else Array(dtype="float32", shape=targets.shape, data=targets.tobytes()),
+            topk_prompt=end_to_end(self._tops) if extra.topk_prompt else None,
+            target_logprobs=None
+            if targets is None
+            else Array(dtype="float32", shape=targets.shape, data=targets.tobytes()),
             alternatives=alternatives,
         )
 

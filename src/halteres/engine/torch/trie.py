@@ -73,13 +73,8 @@ def target_cells(trie: Trie, targets: Sequence[np.ndarray], length: int) -> tupl
 
     Sequences that share a token share its log-probability where they share the target, too.
 
-    Args:
-        trie: of the sequences.
-        targets: of each sequence, L or L x K.
-        length: T.
-
-    Returns:
-        rows_P on the flat axis; targets, P or P x K; cells_BT, numbers among the P, of which padding reads the first.
+    Targets are L or L x K for each sequence. Returns rows_P on the flat axis; targets, P or P x K; and numbers among
+    the P for the cells of B x T (`length`), of which padding reads the first.
     """
     rows: list[np.ndarray] = []
     chosen: list[np.ndarray] = []

@@ -210,7 +210,8 @@ class Scheduler:
     def __init__(self, base: BaseModel, limits: Limits) -> None:
         self._base, self._limits = base, limits
         self._numbers = count()
-        self._waiting: deque[SampleRequest] = deque()
+        self._unanswered: list[SampleRequest] = []
+        self._waiting: deque[SampleRequest] = deque()  # for slots of all their rows
         self.memory = CacheMemory(base, limits.cache_bytes, limits.prefixes)
         self._batch = DecodeBatch(base, limits, self.memory)
         self._rows = self._batch.rows
@@ -218,7 +219,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """There is something to decode."""
-        return bool(self._waiting or len(self._rows))
+        return bool(self._unanswered)
 
     @property
     def num_rows(self) -> int:
@@ -233,13 +234,12 @@ class Scheduler:
     def add(self, request: SampleRequest) -> None:
         """Let a request wait for rows."""
         request.number = next(self._numbers)
+        self._unanswered.append(request)
         self._waiting.append(request)
 
     def step(self) -> None:
         """Admit who waits, then one decode step of all rows."""
-        self._waiting = deque(request for request in self._waiting if not request.future.done())
-        if gone := {request for request in self._batch.requests if request.future.done()}:
-            self._batch.forget(gone)  # callers that went away; a request that failed needs no further rows
+        self._forget_answered()
         if len(self._rows):
             self._run(self._make_way)
         while self._waiting:
@@ -252,13 +252,21 @@ class Scheduler:
             self._run(self._batch.prefill)
         if len(self._rows):
             self._run(self._batch.step)
+        self._forget_answered()
 
     def fail_all(self, error: HalteresError) -> None:
         """Answer everything with an error."""
-        for request in [*self._waiting, *self._batch.requests]:
+        for request in self._unanswered:
             request.fail(error)
+        self._unanswered.clear()
         self._waiting.clear()
         self._batch.abandon()
+
+    def _forget_answered(self) -> None:
+        if answered := {request for request in self._unanswered if request.future.done()}:
+            self._unanswered = [request for request in self._unanswered if request not in answered]
+            self._waiting = deque(request for request in self._waiting if request not in answered)
+            self._batch.forget(answered)  # rows of callers that went away
 
     def _enter(self, request: SampleRequest) -> None:
         """As many rows of the request as fit; slots of one length at a time."""
@@ -290,7 +298,7 @@ class Scheduler:
         while self._missing() > 0 and len(self._rows) > 1:
             row = max(self._rows, key=lambda row: row.age)
             self._rows.leave([row])
-            self._wait_again(row.request, [row])
+            self._requeue(row.request, [row])
         while self._rows.grown:
             if not self._rows.move_on():
                 self._rows.trim()
@@ -305,7 +313,7 @@ class Scheduler:
         more = sum((slot_length(length + 1, self._base.context) - length) * count for length, count in grown.items())
         return more + max(grown) - self.memory.free - self._rows.vacant
 
-    def _wait_again(self, request: SampleRequest, rows: Iterable[Row]) -> None:
+    def _requeue(self, request: SampleRequest, rows: Iterable[Row]) -> None:
         """These rows have no slots any more; requests wait in the order in which they came."""
         request.wait_for_slots([row for row in rows if row.sample not in request.finished])
         if request not in self._waiting:
@@ -325,4 +333,4 @@ class Scheduler:
             request.fail(failure)
         for request in concerned:
             if request not in failed:
-                self._wait_again(request, lost.get(request, ()))
+                self._requeue(request, lost.get(request, ()))
