@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[ExtraLogprobs, str]] = {
     "flat targets": (ExtraLogprobs(targets=array(np.zeros(69), "int64")), r"shape \[69, K\]"),
     "targets that are no integers": (ExtraLogprobs(targets=array(np.zeros((69, 1)))), "must be int64"),
     "no column": (ExtraLogprobs(targets=array(np.zeros((69, 0)), "int64")), "0 columns"),
-    "a token outside": (ExtraLogprobs(targets=array(np.full((69, 2), 672), "int64")), r"token 672 at \[0, 0\]"),
+    "a token outside": (ExtraLogprobs(targets=array(np.full((69, 2), 672), "int64")), r"token 672 at position 0, 0"),
     "a token below": (ExtraLogprobs(targets=array(np.full((69, 2), -2), "int64")), "token -2"),
     "bytes missing": (ExtraLogprobs(targets=Array(dtype="int64", shape=(69, 1), data=b"\0" * 8)), "8 bytes"),
 }

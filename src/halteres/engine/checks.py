@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -30,17 +31,13 @@ from halteres.engine.protocol import (
     Weights,
     WeightsDamaged,
 )
-from halteres.errors import InvalidData, ServerError, UserError
+from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError
 from halteres.losses import CLIP_HIGH, CLIP_LOW, CUSTOM, LossKind, complete_settings, find_kind
 
-MAX_SAMPLES = 4096
-"""Sequences of one sampling request."""
-
+MAX_SAMPLES = 4096  # sequences of one sampling request
 MAX_TEMPERATURE = 1e6
 
-LARGEST = float(np.finfo(np.float32).max)
-"""Of the numbers that weights are made of."""
-
+LARGEST = float(np.finfo(np.float32).max)  # of the numbers that weights are made of
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
 """Stop strings of one request, and the length of each: after every token the text of so many tokens is looked at."""
 
@@ -48,20 +45,12 @@ TEMPERATURE_RULE = f"0 (greedy) to {MAX_TEMPERATURE:g}"
 
 STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at nothing but the limit"
 
-MAX_K = 256
-"""Values per position, of any kind; a smaller vocabulary is the bound for what is most likely."""
-
-MAX_VALUES = 1 << 25
-"""All values of one request together, each with its token id: 256 MiB."""
-
+MAX_K = 256  # values per position, of any kind; a smaller vocabulary is the bound for what is most likely
+MAX_VALUES = 1 << 25  # all values of one request together, each with its token id: 256 MiB
 TARGETS = "target_tokens"
 
-MAX_TARGETS = 256
-"""Targets of one token."""
-
-MAX_SEQUENCE_RATIO = 2.0
-"""Above it stable_reinforce weighs a sequence no more."""
-
+MAX_TARGETS = 256  # targets of one token
+MAX_SEQUENCE_RATIO = 2.0  # above it stable_reinforce weighs a sequence no more
 SEQUENCES = "sampled_sequences"
 """Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems sampled."""
 
@@ -116,6 +105,29 @@ def tokens_of(data: bytes) -> np.ndarray:
 def bytes_of(text: str) -> int:
     """Its length in UTF-8; half of a surrogate pair, which JSON can carry, counts like any other character."""
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+T = TypeVar("T")
+
+
+def find_adapter(adapters: Mapping[str, T], name: str) -> T:
+    """NotFound if the engine has none of this name."""
+    if name not in adapters:
+        raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
+    return adapters[name]
+
+
+def find_snapshot(snapshots: Mapping[str, T], name: str) -> T:
+    """NotFound if the engine has none of this name."""
+    if name not in snapshots:
+        raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
+    return snapshots[name]
+
+
+def check_new(adapters: Mapping[str, T], name: str) -> None:
+    """Conflict if there is an adapter of this name."""
+    if name in adapters:
+        raise Conflict(f"The adapter '{name}' exists.", next="Drop it first or choose another name.")
 
 
 def check_weights(source: Weights, folder: Path) -> None:
@@ -216,15 +228,9 @@ def _check_prompt_targets(targets: Array, rows: int, model: ModelInfo) -> None:
         raise InvalidData(f"{name} has {columns} columns.", f"It must have 1 to {MAX_K}.", "Ask in several requests.")
     if len(targets.data) != rows * columns * 8:
         raise InvalidData(f"{name} holds {len(targets.data)} bytes, which is not its shape {list(targets.shape)}.")
-    tokens = np.frombuffer(targets.data, np.int64)
-    outside = (tokens < -1) | (tokens >= model.vocab_size)
-    if outside.any():
-        row, column = divmod(int(np.argmax(outside)), columns)
-        raise InvalidData(
-            f"{name} holds token {int(tokens[row * columns + column])} at [{row}, {column}].",
-            f"The vocabulary of {model.name} ends at {model.vocab_size - 1}; -1 skips a cell.",
-            "Use the model's own tokenizer.",
-        )
+    tokens = array(targets)
+    next = "Use the model's own tokenizer; -1 skips a cell."
+    _check_vocabulary(np.where(tokens == -1, 0, tokens), name, model, next)
 
 
 def check_streamed(extra: ExtraLogprobs) -> None:

@@ -39,9 +39,7 @@ from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 MAX_FRAME_BYTES = 2**31
 
-CALL_DEADLINE_S = 3600.0
-"""No call takes longer. An engine that hangs is noticed sooner: `process` pings it."""
-
+CALL_DEADLINE_S = 3600.0  # no call takes longer. An engine that hangs is noticed sooner: `process` pings it.
 CANCEL = "cancel"  # the operation of a frame that gives up the call of its number
 CANCELLABLE = ("sample", "stream")  # calls that end when their caller goes away
 

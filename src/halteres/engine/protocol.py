@@ -31,8 +31,7 @@ class WeightsDamaged(ServerError):
 
 DType = Literal["float32", "int64", "int32"]
 
-BaseType = Literal["float32", "bfloat16"]
-"""Of the base weights and their matmuls in an engine."""
+BaseType = Literal["float32", "bfloat16"]  # of the base weights and their matmuls in an engine
 
 MergedType = Literal["base", "float32"]
 """Of merged weights on disk: the base model's own type, to which they are rounded, or all that was computed."""

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.engine.protocol import LoraConfig
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, NotFound
 
-MAX_RANK = 512
-"""Larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse them."""
-
-CONFIG = "adapter_config.json"
+MAX_RANK = 512  # larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse them
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+STATE, OPTIMIZER = "state.json", "optimizer.safetensors"  # files of a checkpoint: PEFT's two, and ours beside them
 
 Kind = Literal["attn", "mlp", "unembed"]
 
@@ -49,6 +48,17 @@ def check_shape(config: LoraConfig) -> None:
             "This adapter would have no weights.",
             "train_attn, train_mlp and train_unembed are all off.",
             "Switch one of them on.",
+        )
+
+
+def check_files(folder: Path, optimizer: bool) -> None:
+    """NotFound if a file is missing that is read from a checkpoint."""
+    needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise NotFound(
+            f"The folder {folder} is not the checkpoint that was asked for.",
+            f"It lacks {', '.join(missing)}.",
+            "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
         )
 
 

@@ -40,12 +40,20 @@ from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
-from halteres.engine.shapes import CONFIG, MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
-from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
+from halteres.engine.shapes import (
+    CONFIG,
+    MAX_RANK,
+    OPTIMIZER,
+    STATE,
+    TARGETS_OF_ADAPTERS,
+    WEIGHTS,
+    check_files,
+    check_shape,
+    foreign_shape,
+)
+from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
-
-TENSORS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +85,7 @@ class Weights:
         with written(folder) as place:
             (place / CONFIG).write_text(json.dumps(config))
             (place / STATE).write_bytes(msgspec.json.encode(self))
-            save_file(tensors, place / TENSORS)
+            save_file(tensors, place / WEIGHTS)
             if optimizer:
                 save_file({"step": np.asarray([self.version])}, place / OPTIMIZER)
         return Saved(folder=str(folder), size_bytes=size_of(folder), version=self.version)
@@ -90,15 +98,9 @@ class Weights:
             NotFound: a file is missing; the message names it.
             InvalidData: a file cannot be read, or the adapter is none that an engine computes.
         """
-        needed = (CONFIG, TENSORS, OPTIMIZER, STATE) if optimizer else (CONFIG, TENSORS)
-        if missing := [name for name in needed if not (folder / name).is_file()]:
-            raise NotFound(
-                f"The folder {folder} is not the checkpoint that was asked for.",
-                f"It lacks {', '.join(missing)}.",
-                "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
-            )
+        check_files(folder, optimizer)
         try:
-            names = load_file(folder / TENSORS).keys()
+            names = load_file(folder / WEIGHTS).keys()
             if not (folder / STATE).is_file():
                 return cls(lora=foreign_shape(folder, names), version=0)
             return msgspec.json.decode((folder / STATE).read_bytes(), type=cls)
@@ -198,8 +200,7 @@ class ScriptedEngine:
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         async with self._inside("create_adapter", adapter):
-            if adapter in self._adapters:
-                raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
+            checks.check_new(self._adapters, adapter)
             check_shape(config)
             self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
 
@@ -207,7 +208,7 @@ class ScriptedEngine:
         self, adapter: str, data: tuple[protocol.Datum, ...], loss: protocol.LossSpec, forward_only: bool = False
     ) -> protocol.PassResult:
         async with self._inside("forward_backward", adapter):
-            found = self._adapter(adapter)
+            found = checks.find_adapter(self._adapters, adapter)
             settings = check_pass(data, loss, self._info)
             rows, total = list[np.ndarray](), 0.0
             for datum in data:
@@ -225,7 +226,7 @@ class ScriptedEngine:
 
     async def optim_step(self, adapter: str, adam: protocol.Adam) -> StepResult:
         async with self._inside("optim_step", adapter):
-            found = self._adapter(adapter)
+            found = checks.find_adapter(self._adapters, adapter)
             checks.check_adam(adam)
             if found.accumulated == 0:
                 raise UserError(
@@ -239,7 +240,9 @@ class ScriptedEngine:
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
         async with self._inside("save", adapter):
-            return self._adapter(adapter).weights.write(Path(folder), optimizer, self._info.name, self._hidden_size)
+            return checks.find_adapter(self._adapters, adapter).weights.write(
+                Path(folder), optimizer, self._info.name, self._hidden_size
+            )
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         async with self._inside("load", adapter):
@@ -248,18 +251,20 @@ class ScriptedEngine:
 
     async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
         async with self._inside("snapshot", adapter):
-            self._snapshots[snapshot] = self._adapter(adapter).weights
+            self._snapshots[snapshot] = checks.find_adapter(self._adapters, adapter).weights
             return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         async with self._inside("save_snapshot"):
-            saved = self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
+            saved = checks.find_snapshot(self._snapshots, snapshot).write(
+                Path(folder), False, self._info.name, self._hidden_size
+            )
             return msgspec.structs.replace(saved, sha256=digest(Path(folder)))
 
     async def hold(self, name: str, source: protocol.Weights) -> int:
         async with self._inside("hold"):
             if source.folder is None:
-                self._snapshots[name] = self._snapshot(source.name)
+                self._snapshots[name] = checks.find_snapshot(self._snapshots, source.name)
             else:
                 checks.check_weights(source, Path(source.folder))
                 self._snapshots[name] = Weights.read(Path(source.folder), optimizer=False)
@@ -337,23 +342,13 @@ class ScriptedEngine:
         if self._closed.is_set():
             raise protocol.EngineGone("The engine is closed.", next="Start another.")
 
-    def _adapter(self, name: str) -> Adapter:
-        if name not in self._adapters:
-            raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
-        return self._adapters[name]
-
-    def _snapshot(self, name: str) -> Weights:
-        if name not in self._snapshots:
-            raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
-        return self._snapshots[name]
-
     def _bigram(self, version: int) -> Bigram:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
     def _request(
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
     ) -> SamplingRequest:
-        version = 0 if snapshot is None else self._snapshot(snapshot).version
+        version = 0 if snapshot is None else checks.find_snapshot(self._snapshots, snapshot).version
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
 

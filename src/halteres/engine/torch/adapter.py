@@ -71,8 +71,7 @@ class Lora:
         return torch.mm(g_NR.t(), x_ND).float(), *(part.float().mul_(self.scale) for part in parts)
 
 
-LoraWeights = Mapping[Projection, Lora]
-"""A projection without an adapter is absent."""
+LoraWeights = Mapping[Projection, Lora]  # a projection without an adapter is absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +174,7 @@ class Snapshot:
         return Checkpoint(layout=self.layout, flat=self.flat, version=self.version, adam=None)
 
 
-BASE = Snapshot(layout=None, flat=None, weights={}, version=0)
-"""The base model without an adapter."""
+BASE = Snapshot(layout=None, flat=None, weights={}, version=0)  # the base model without an adapter
 
 
 @dataclass(slots=True)

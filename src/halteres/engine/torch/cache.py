@@ -18,9 +18,7 @@ from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.model import BaseModel, Heads
 from halteres.engine.torch.projections import round_up
 
-POSITION_STEP = 32
-"""Bounds of what attention reads are multiples of this, as are lengths of slots."""
-
+POSITION_STEP = 32  # bounds of what attention reads are multiples of this, as are lengths of slots
 SHORTEST = 128
 """Positions of the shortest slot: steps of a small model have one or two blocks, and each costs calls of its own."""
 

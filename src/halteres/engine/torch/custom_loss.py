@@ -27,7 +27,6 @@ MAX_ELEMENTS = 1 << 23  # of one tensor
 MAX_DIMENSIONS = 8
 MAX_HELD_BYTES = 1 << 29  # of all results of one datum
 MAX_MOVED_BYTES = 1 << 32  # read and written for one datum; a few seconds on one core
-
 _SORTING = frozenset({"sort", "argsort", "topk", "median", "nanmedian", "quantile"})
 _SORT_COST = 16
 _PRODUCTS = frozenset({"matmul", "mm", "mv", "bmm", "dot", "outer"})
@@ -91,9 +90,7 @@ class _Meter:
             raise ValueError(f"the graph needs more than {MAX_HELD_BYTES >> 20} MiB for one datum, or reads too much")
 
 
-SECONDS = 60.0
-"""What a request may spend in its graph."""
-
+SECONDS = 60.0  # what a request may spend in its graph
 _NOTHING_COUNTS = "Nothing of this request was accumulated."
 
 

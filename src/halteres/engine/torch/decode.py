@@ -48,17 +48,6 @@ class Text:
         """Positions that have to be computed."""
         return range(self.start, len(self.tokens))
 
-    @property
-    def scored(self) -> bool:
-        """Some request asks for something of every position."""
-        return any(request.scores is None and request.extra.of_prompt for request in self.requests)
-
-    def spread(self) -> None:
-        """Copy the first slot into the others."""
-        block, slot = self.slots[0]
-        for other, found in groupby(self.slots[1:], key=lambda place: place[0]):
-            other.cache.copy([number for _, number in found], block.cache, [slot], len(self))
-
 
 class DecodeBatch:
     """All rows."""
@@ -108,7 +97,8 @@ class DecodeBatch:
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
         for text in texts:
-            found = None if text.scored else self._memory.prefixes.find(text.snapshot, text.tokens)
+            scored = any(request.scores is None and request.extra.of_prompt for request in text.requests)
+            found = None if scored else self._memory.prefixes.find(text.snapshot, text.tokens)
             if found is not None:
                 prefix, text.start = found
                 block, slot = text.slots[0]
@@ -181,7 +171,9 @@ class DecodeBatch:
             score_prompt(self.base.head, text.snapshot.weights, hidden_BTD[row], len(text), scorers, elements)
             for request, scorer in zip(requests, scorers, strict=True):
                 request.scores = scorer.result()
-            text.spread()
+            block, slot = text.slots[0]
+            for other, places in groupby(text.slots[1:], key=lambda place: place[0]):
+                other.cache.copy([number for _, number in places], block.cache, [slot], len(text))
         return hidden_BTD
 
     def _advance(self, places: Sequence[Place], columns_N: np.ndarray, hidden_ND: Tensor) -> None:

@@ -23,7 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import check_sampling, check_streamed, check_weights, tokens_of
+from halteres.engine.checks import (
+    check_new,
+    check_sampling,
+    check_streamed,
+    check_weights,
+    find_adapter,
+    find_snapshot,
+    tokens_of,
+)
 from halteres.engine.folders import digest
 from halteres.engine.protocol import (
     Adam,
@@ -53,7 +61,7 @@ from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.peft_checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.rows import SampleRequest
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
-from halteres.errors import Conflict, HalteresError, NotFound
+from halteres.errors import HalteresError
 from halteres.text import load_tokenizer
 
 T = TypeVar("T")
@@ -113,8 +121,7 @@ class TorchEngine:
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         def create() -> None:
-            if adapter in self._adapters:
-                raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
+            check_new(self._adapters, adapter)
             layout = Layout.of(self._base, config)
             self._adapters[adapter] = Adapter(layout, layout.initial(self._base.device))
 
@@ -201,12 +208,6 @@ class TorchEngine:
         check_streamed(extra)
         request, pieces = self._request(snapshot, prompt, num_samples, params, extra), PieceQueue()
         request.pieces = pieces
-
-        def end(answer: Future[SampleResult]) -> None:
-            failure = None if answer.cancelled() else answer.exception()  # who cancelled it reads no more
-            pieces.end(failure if isinstance(failure, HalteresError) else None)
-
-        request.future.add_done_callback(end)
         self._worker.submit(request)
         try:
             async for piece in pieces.read():
@@ -304,16 +305,10 @@ class TorchEngine:
         return await asyncio.wrap_future(call.future)
 
     def _adapter(self, name: str) -> Adapter:
-        if name not in self._adapters:
-            raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
-        return self._adapters[name]
+        return find_adapter(self._adapters, name)
 
     def _snapshot(self, name: str | None) -> Snapshot:
-        if name is None:
-            return BASE
-        if name not in self._snapshots:
-            raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
-        return self._snapshots[name]
+        return BASE if name is None else find_snapshot(self._snapshots, name)
 
 
 def _folder(place: Path) -> str:

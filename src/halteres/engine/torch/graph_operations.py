@@ -24,14 +24,10 @@ from halteres.engine.loss_graphs import ELEMENTWISE, FACTORIES, KEYWORDS, Node
 from halteres.engine.loss_graphs import FUNCTIONS as NAMES_OF_FUNCTIONS
 from halteres.engine.loss_graphs import METHODS as NAMES_OF_METHODS
 
-MAX_PIECES = 256
-"""Tensors that one operation may return."""
+MAX_PIECES = 256  # tensors that one operation may return
+MAX_DIFFERENCES = 8  # times that one operation may take differences
 
-MAX_DIFFERENCES = 8
-"""Times that one operation may take differences."""
-
-Function = Callable[..., Any]
-"""A function behind a name."""
+Function = Callable[..., Any]  # a function behind a name
 
 
 def norm(

@@ -26,15 +26,13 @@ from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
 from halteres.main_memory import main_memory
 
-PLACE = 1024
-"""Positions of a sequence of usual length, in which the number that can be decoded at once is given."""
+PLACE = 1024  # positions of a sequence of usual length, in which the number that can be decoded at once is given
 
 
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
 """Of a GPU, which is idle in small micro-batches. Not measured yet."""
 
-RECOMPUTED_BYTES = 20_000_000_000
-"""Activations of a micro-batch on a GPU that are too many to keep. Not measured yet."""
+RECOMPUTED_BYTES = 20_000_000_000  # activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
 
 
 def activation_bytes(base: FusedModel) -> int:
@@ -99,9 +97,7 @@ class PassBudget:
 
 T = TypeVar("T")
 
-LEAST_CACHE = 1 << 30
-"""Bytes that keys and values may take however little is free."""
-
+LEAST_CACHE = 1 << 30  # bytes that keys and values may take however little is free
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
 FREED_BYTES, FREED_SHARE = 1 << 30, 4
@@ -109,12 +105,8 @@ FREED_BYTES, FREED_SHARE = 1 << 30, 4
 if that is more. Every page that was given back costs a fault: the next pass of a 135 M model would take a tenth longer.
 """
 
-IDLE_S = 30.0
-"""Seconds without work after which an engine is idle."""
-
-LOST = 70
-"""Exit code of an engine whose GPU is lost."""
-
+IDLE_S = 30.0  # seconds without work after which an engine is idle
+LOST = 70  # exit code of an engine whose GPU is lost
 _STATM = Path("/proc/self/statm")
 
 log = logging.getLogger(__name__)

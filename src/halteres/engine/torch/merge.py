@@ -36,8 +36,7 @@ COMPANIONS = (
 )
 """What goes with the weights, as it is."""
 
-ROWS = 16384
-"""Rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small."""
+ROWS = 16384  # rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small
 
 
 @dataclass(frozen=True, slots=True)

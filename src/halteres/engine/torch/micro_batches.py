@@ -17,11 +17,8 @@ from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch.projections import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length
 
-LEAST_SHARED = 8
-"""Sequences that share fewer tokens stay in the order of their lengths, which wastes less."""
-
-LEAST_SAVING = 0.9
-"""A trie is computed if it has at most this part of the padded rows' tokens."""
+LEAST_SHARED = 8  # sequences that share fewer tokens stay in the order of their lengths, which wastes less
+LEAST_SAVING = 0.9  # a trie is computed if it has at most this part of the padded rows' tokens
 
 
 @dataclass(frozen=True, slots=True)

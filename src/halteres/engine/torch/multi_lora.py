@@ -30,11 +30,8 @@ from halteres.engine.torch.projections import (
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
 """What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are split."""
 
-ROWS_PER_CALL = 64
-"""What the calls for one adapter cost in all, in rows of a batched matmul."""
-
-ROW_STEP, SLOT_STEP = 4, 4
-"""Rows of a batched matmul, and slots, are multiples of these."""
+ROWS_PER_CALL = 64  # what the calls for one adapter cost in all, in rows of a batched matmul
+ROW_STEP, SLOT_STEP = 4, 4  # rows of a batched matmul, and slots, are multiples of these
 
 
 class MultiLora:

@@ -25,17 +25,14 @@ from torch import Tensor
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.engine.shapes import CONFIG, canonical, foreign_shape
+from halteres.engine.shapes import CONFIG, OPTIMIZER, STATE, WEIGHTS, canonical, check_files, foreign_shape
 from halteres.engine.torch.adapter import AdamState, Checkpoint, Layout
 from halteres.engine.torch.model import BaseModel
-from halteres.errors import InvalidData, NotFound
+from halteres.errors import InvalidData
 
 T = TypeVar("T")
 
-WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
-
-READERS = 4
-"""Folders that are read at a time: a disk that hangs under one need not stop the others."""
+READERS = 4  # folders that are read at a time: a disk that hangs under one need not stop the others
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +65,7 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkp
         NotFound: a file that is needed is missing.
         InvalidData: unreadable, made for another base model, or asking for what this engine does not compute.
     """
-    needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise NotFound(
-            f"The folder {folder} is not the checkpoint that was asked for.",
-            f"It lacks {', '.join(missing)}.",
-            "Name a folder written by save, or a PEFT adapter; only those saved with the optimiser can restore one.",
-        )
+    check_files(folder, optimizer)
     tensors = _load(folder / WEIGHTS)
     if not (folder / STATE).is_file():
         return _read_foreign(folder, tensors, base)
@@ -144,7 +134,7 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted({part.leaf for projection in layout.projections for part in projection.parts}),
+        "target_modules": sorted({part.module.rpartition(".")[2] for one in layout.projections for part in one.parts}),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,

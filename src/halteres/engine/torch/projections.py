@@ -28,8 +28,7 @@ LEAST_ROWS = 8
 """Rows are padded to a multiple of this: with fewer than 4 kernels change, and with them bits. 4 are no faster than 8:
 reading the weights is what takes time (measured on a Zen 3 core)."""
 
-LEAST_COLUMNS = 16
-"""With 8 outputs or fewer, MKL's bits are others."""
+LEAST_COLUMNS = 16  # with 8 outputs or fewer, MKL's bits are others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +38,6 @@ class Part:
     module: str  # e.g. model.layers.0.self_attn.q_proj
     start: int
     stop: int
-
-    @property
-    def leaf(self) -> str:
-        """The last part of the name: what PEFT calls a target module."""
-        return self.module.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

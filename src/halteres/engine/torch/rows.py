@@ -23,6 +23,7 @@ from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import PieceQueue, end_to_end
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import Block, CacheMemory, slot_length
+from halteres.errors import HalteresError
 
 
 class Newest(NamedTuple):
@@ -83,11 +84,15 @@ class SampleRequest:
             )
             with suppress(InvalidStateError):  # cancelled
                 self.future.set_result(result)
+            if self.pieces is not None:
+                self.pieces.end()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: HalteresError) -> None:
         """Answer with an error, if nothing was answered yet."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
+            if self.pieces is not None:
+                self.pieces.end(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,11 +191,6 @@ class RowBlock:
         """Positions that each row's slot holds: the newest token is not there yet."""
         return self.columns_S["position"][: len(self.rows)]
 
-    @property
-    def full(self) -> list[Row]:
-        """Rows that have filled their slots."""
-        return [self.rows[slot] for slot in np.flatnonzero(self.written_R >= self.cache.length)]
-
     def exchange(self, cache: Block) -> Block:
         """Move all rows into another block with room for them; the old one."""
         count, old = len(self.rows), self.cache
@@ -203,8 +203,7 @@ class RowBlock:
         return old
 
 
-Place = tuple[RowBlock, range]
-"""Neighbouring slots of a block."""
+Place = tuple[RowBlock, range]  # neighbouring slots of a block
 
 
 class Rows:
@@ -276,8 +275,12 @@ class Rows:
     @property
     def grown(self) -> dict[int, list[Row]]:
         """Rows that have filled their slots, by the slots' length."""
-        found = {length: [row for block in blocks for row in block.full] for length, blocks in self._blocks.items()}
-        return {length: rows for length, rows in found.items() if rows}
+        found: dict[int, list[Row]] = {}
+        for length, blocks in self._blocks.items():
+            full = [(block, slot) for block in blocks for slot in np.flatnonzero(block.written_R >= length)]
+            if full:
+                found[length] = [block.rows[slot] for block, slot in full]
+        return found
 
     def move_on(self, *, forced: bool = False) -> int:
         """Rows that have filled their slots get longer ones, the oldest first, while there is memory; how many did.

@@ -20,8 +20,7 @@ from halteres.engine.stream_buffer import end_to_end
 from halteres.engine.torch.projections import LEAST_ROWS, Adaptations, Projection, head_logits, round_up
 from halteres.engine.torch.token_sampling import COLDEST, as_seed, inverted, most_likely, tempered, uniforms
 
-FILLER = -99999.0
-"""The log-probability of a list's entries where nothing was computed; their token is 0."""
+FILLER = -99999.0  # the log-probability of a list's entries where nothing was computed; their token is 0
 
 
 class PromptScorer:

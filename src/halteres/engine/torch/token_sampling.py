@@ -15,8 +15,7 @@ from torch import Tensor
 
 from halteres.engine.protocol import TopK
 
-COLDEST = 1e-4
-"""A temperature below this is greedy: logits divided by it would overflow."""
+COLDEST = 1e-4  # a temperature below this is greedy: logits divided by it would overflow
 
 
 CANDIDATES = (512, 8192)
@@ -25,8 +24,7 @@ with more, and at last sorted whole."""
 
 _SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 
-_SLACK = 1e-6
-"""More than rounding takes from a cumulative probability."""
+_SLACK = 1e-6  # more than rounding takes from a cumulative probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +191,7 @@ def _on(like: Tensor, values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
 
 
-_BITS = 23
-"""So that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end."""
+_BITS = 23  # so that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end
 
 
 def as_seed(seed: int) -> int:

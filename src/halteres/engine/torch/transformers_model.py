@@ -26,9 +26,7 @@ from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads, Layer
 from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
 from halteres.errors import InvalidConfig
 
-ATTENTION = "halteres"
-"""The name of our attention in transformers' register."""
-
+ATTENTION = "halteres"  # the name of our attention in transformers' register
 ROUTERS = ("gate", "router", "shared_expert_gate")
 """Linear modules that choose experts: PEFT leaves them alone, too, unless they are named."""
 
@@ -36,9 +34,7 @@ TRIAL_SHAPE = 2, 24
 STRETCHED = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once some row of a batch is longer than the model was first made for."""
 
-UNBOUNDED = 1 << 17
-"""Positions of a model that names no bound."""
-
+UNBOUNDED = 1 << 17  # positions of a model that names no bound
 AGREES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """The largest difference of two logits, relative to the largest logit."""
 

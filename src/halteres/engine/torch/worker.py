@@ -222,11 +222,6 @@ class Scheduler:
         return bool(self._unanswered)
 
     @property
-    def num_rows(self) -> int:
-        """Sequences that are in decode."""
-        return len(self._rows)
-
-    @property
     def prefixes(self) -> PrefixCache:
         """What ended sequences left behind."""
         return self.memory.prefixes
