@@ -222,6 +222,11 @@ class Scheduler:
         return bool(self._unanswered)
 
     @property
+    def num_rows(self) -> int:
+        """Sequences that are in decode."""
+        return len(self._rows)
+
+    @property
     def prefixes(self) -> PrefixCache:
         """What ended sequences left behind."""
         return self.memory.prefixes
@@ -235,7 +240,7 @@ class Scheduler:
     def step(self) -> None:
         """Admit who waits, then one decode step of all rows."""
         self._forget_answered()
-        if len(self._rows):
+        if self.num_rows:
             self._run(self._make_way)
         while self._waiting:
             request = self._waiting[0]
@@ -245,7 +250,7 @@ class Scheduler:
             self._waiting.remove(request)
         if self._batch.has_entered:
             self._run(self._batch.prefill)
-        if len(self._rows):
+        if self.num_rows:
             self._run(self._batch.step)
         self._forget_answered()
 
@@ -269,7 +274,7 @@ class Scheduler:
             lengths = [self._length(row) for row in request.waiting]
             length = lengths[0]
             alike = next((i for i, other in enumerate(lengths) if other != length), len(lengths))
-            count = min(alike, self._limits.decode_rows - len(self._rows))
+            count = min(alike, self._limits.decode_rows - self.num_rows)
             count = self._make_room(length, count) if count > 0 else 0
             if not count:
                 return
@@ -285,12 +290,12 @@ class Scheduler:
         if found < count and self._rows.vacant:
             self._rows.trim()
             found = self._rows.make_room(length, count)
-        return found or self._rows.make_room(length, 1, forced=not len(self._rows))
+        return found or self._rows.make_room(length, 1, forced=not self.num_rows)
 
     def _make_way(self) -> None:
         """Rows that have filled their slots get longer ones. The youngest lose theirs to them, before anything is
         allocated, which may fail."""
-        while self._missing() > 0 and len(self._rows) > 1:
+        while self._missing() > 0 and self.num_rows > 1:
             row = max(self._rows, key=lambda row: row.age)
             self._rows.leave([row])
             self._requeue(row.request, [row])
