@@ -23,15 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import (
-    check_new,
-    check_sampling,
-    check_streamed,
-    check_weights,
-    find_adapter,
-    find_snapshot,
-    tokens_of,
-)
+from halteres.engine import checks
 from halteres.engine.folders import digest
 from halteres.engine.protocol import (
     Adam,
@@ -121,7 +113,7 @@ class TorchEngine:
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         def create() -> None:
-            check_new(self._adapters, adapter)
+            checks.check_new(self._adapters, adapter)
             layout = Layout.of(self._base, config)
             self._adapters[adapter] = Adapter(layout, layout.initial(self._base.device))
 
@@ -178,7 +170,7 @@ class TorchEngine:
         place = Path(source.folder)
 
         def read() -> Checkpoint:
-            check_weights(source, place)
+            checks.check_weights(source, place)
             return read_checkpoint(place, self._base, optimizer=False)
 
         return await self._load(
@@ -205,7 +197,7 @@ class TorchEngine:
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        check_streamed(extra)
+        checks.check_streamed(extra)
         request, pieces = self._request(snapshot, prompt, num_samples, params, extra), PieceQueue()
         request.pieces = pieces
         self._worker.submit(request)
@@ -242,12 +234,12 @@ class TorchEngine:
     def _request(
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
     ) -> SampleRequest:
-        limit = check_sampling(prompt, num_samples, params, self._info, extra)
+        limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
         return SampleRequest(
             snapshot=self._snapshot(snapshot),
             prompt=prompt,
-            tokens=tokens_of(prompt).astype(np.int64),
+            tokens=checks.tokens_of(prompt).astype(np.int64),
             num_samples=num_samples,
             params=params,
             limit=limit,
@@ -305,10 +297,10 @@ class TorchEngine:
         return await asyncio.wrap_future(call.future)
 
     def _adapter(self, name: str) -> Adapter:
-        return find_adapter(self._adapters, name)
+        return checks.find_adapter(self._adapters, name)
 
     def _snapshot(self, name: str | None) -> Snapshot:
-        return BASE if name is None else find_snapshot(self._snapshots, name)
+        return BASE if name is None else checks.find_snapshot(self._snapshots, name)
 
 
 def _folder(place: Path) -> str:
