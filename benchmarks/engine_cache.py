@@ -36,8 +36,8 @@ from halteres.engine.torch.adapter import BASE
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.scheduler import Scheduler
+from halteres.engine.torch.rows import SampleRequest
+from halteres.engine.torch.worker import Scheduler
 from halteres.models import TINY, builtin_path
 
 RESULTS = Path(__file__).parent / "results" / "engine_cache.json"

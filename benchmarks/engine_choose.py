@@ -34,7 +34,7 @@ def shaping(rows: int, top_k: int, top_p: float) -> Shaping:
         top_k_N=np.full(rows, top_k),
         top_p_N=np.full(rows, top_p, np.float32),
         tempered_N=np.zeros(rows, np.bool_),
-        told_N=np.zeros(rows, np.int64),
+        num_top_N=np.zeros(rows, np.int64),
     )
 
 

@@ -22,18 +22,19 @@ from machine import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from halteres.engine.protocol import LoraConfig
-from halteres.engine.torch import passes
-from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.limits import Limits
+from halteres.engine.torch.adapter import Adapter, Layout
+from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
-from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.losses import LOSSES, PerToken
 from halteres.engine.torch.micro_batches import Example, micro_batches
 from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.passes import PendingBatch
 from halteres.models import TINY, builtin_path
 
 RESULT = Path(__file__).parent / "results" / "engine_training.json"
 CPU = torch.device("cpu")
-LIMITS = Limits()
+BUDGET = PassBudget.of(Limits())
+WITHOUT_LOSS = PerToken(LOSSES["cross_entropy"], {})
 
 CASES: dict[str, dict[str, Any]] = {
     "55 + 64 tokens, 8 x 16": {"prompt": 55, "answer": 64, "groups": 8, "size": 16, "gate": 1.5},
@@ -94,8 +95,8 @@ def one_pass(
     """Log-probabilities by datum, and the gradient."""
     found: dict[int, torch.Tensor] = {}
     adapter.begin_pass()
-    for batch in micro_batches(examples, LIMITS.pass_tokens, CPU, share):
-        logprobs = passes._logprobs(base, adapter, batch, LIMITS)  # pyright: ignore[reportPrivateUsage] - without a loss
+    for batch in micro_batches(examples, BUDGET.tokens, CPU, share):
+        logprobs = PendingBatch(base, BUDGET, adapter, batch, WITHOUT_LOSS, False).logprobs()
         logprobs.backward(batch.inputs()["advantages"])
         found |= {e.index: row[: len(e)].detach() for row, e in zip(logprobs, batch.examples, strict=True)}
     return found, adapter._pass_gradient.clone()  # pyright: ignore[reportPrivateUsage]

@@ -28,8 +28,8 @@ from halteres.engine.protocol import SamplingParams
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.scheduler import Scheduler
+from halteres.engine.torch.rows import SampleRequest
+from halteres.engine.torch.worker import Scheduler
 from halteres.environments.game import user_message
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import wrap

@@ -32,7 +32,7 @@ import psutil
 import torch
 from machine import machine
 
-from halteres.engine.torch.matmul import linear
+from halteres.engine.torch.projections import linear
 from halteres.environments.problems import draw_problem
 from halteres.models import TINY, builtin_path
 from halteres.models.shape import ModelShape, read_shape

@@ -73,8 +73,8 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
 
 def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
     """Its limits and families stand in modules that load torch, and are repeated where none may be."""
-    from halteres.engine.torch.fused import FAMILIES as COMPUTED
     from halteres.engine.torch.limits import GPU_HEAD_ELEMENTS, GPU_PASS_TOKENS, RECOMPUTED_BYTES, Limits
+    from halteres.engine.torch.model import FAMILIES as COMPUTED
 
     assert FAMILIES == COMPUTED
     limits = Limits()

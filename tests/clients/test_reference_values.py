@@ -19,12 +19,11 @@ import torch
 from training.standins import FakePolicy
 
 from halteres.config.settings import Estimator, TrainerSettings
-from halteres.engine.datums import settled
+from halteres.engine.checks import complete_loss
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch.losses import LOSSES
+from halteres.engine.torch.losses import LOSSES, PerToken
 from halteres.engine.torch.micro_batches import Example as Row
 from halteres.engine.torch.micro_batches import MicroBatch
-from halteres.engine.torch.objectives import PerToken
 from halteres.models import TINY, builtin_path
 from halteres.training.advantages import estimate
 from halteres.training.datums import Example
@@ -136,7 +135,7 @@ async def test_a_kl_penalty_in_the_reward_is_that_of_trls_rloo(trl: Any) -> None
 async def loss_of(name: str, examples: tuple[Example, ...], **config: float) -> tuple[float, np.ndarray]:
     """The loss as the torch engine sums it, and its gradient by log-probability."""
     spec = LossSpec(name=name, config=config)
-    settings = settled(spec)
+    settings = complete_loss(spec)
     rows: list[Row] = []
     for example in examples:
         inputs = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.engine.link import LinkedEngine, connect, serve
+from halteres.engine.connection import LinkedEngine, connect, serve
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.models import TINY, builtin_path
 

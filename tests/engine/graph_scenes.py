@@ -7,7 +7,7 @@ from typing import Any
 
 from tinker.lib.public_interfaces.custom_loss import encode_graph, trace_loss
 
-from halteres.engine.loss_graphs.validation import checked
+from halteres.engine.loss_graphs import checked
 from halteres.engine.protocol import CustomLoss, LossSpec
 
 Wire = tuple[list[dict[str, Any]], dict[str, Any]]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from halteres.engine.protocol import Array, Datum, LossSpec, Piece, Wanted, Weights
+from halteres.engine.protocol import Array, Datum, ExtraLogprobs, LossSpec, Piece, Weights
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import joined
 
 PROMPT = (1, 20, 300, 41, 7)
 CROSS_ENTROPY, IMPORTANCE_SAMPLING = LossSpec(name="cross_entropy"), LossSpec(name="importance_sampling")
 
-EVERYTHING = Wanted(
+EVERYTHING = ExtraLogprobs(
     prompt_logprobs=True,
     topk_prompt=3,
     topk_sampled=2,

@@ -12,10 +12,18 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.loss_graphs.names import FUNCTIONS, METHODS
-from halteres.engine.loss_graphs.validation import MAX_INPUTS, MAX_METRICS, MAX_NODES, MAX_VALUES, check_custom, checked
+from halteres.engine.loss_graphs import (
+    FUNCTIONS,
+    MAX_INPUTS,
+    MAX_METRICS,
+    MAX_NODES,
+    MAX_VALUES,
+    METHODS,
+    check_custom,
+    checked,
+)
 from halteres.engine.protocol import CustomLoss, LossSpec
-from halteres.engine.torch.loss_graphs import call as graph_operations
+from halteres.engine.torch import graph_operations
 from halteres.errors import InvalidData
 
 from .graph_scenes import LOGPROBS, handmade_wire, node, wire

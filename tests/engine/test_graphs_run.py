@@ -20,9 +20,9 @@ from torch import Tensor
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LossSpec
 from halteres.engine.scripted.engine import ScriptedEngine
+from halteres.engine.torch import custom_loss
+from halteres.engine.torch.custom_loss import MAX_ELEMENTS, Program
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.loss_graphs import custom as custom_objective
-from halteres.engine.torch.loss_graphs.custom import MAX_ELEMENTS, Program
 from halteres.errors import InvalidData, UserError
 
 from .graph_scenes import LOGPROBS, custom, handmade, node, traced
@@ -86,7 +86,7 @@ def test_what_the_sdk_traces_computes_what_the_function_computes(function: Calla
     random = torch.Generator().manual_seed(3)
     q, w = torch.randn(12, generator=random) - 2, torch.randn(12, generator=random)
     ours, theirs = [(q + 0.1).clone().requires_grad_() for _ in range(2)]
-    (loss, metrics), (expected, named) = run(Program.of(traced(function, **RANKS)), ours, q, w), function(theirs, q, w)
+    (loss, metrics), (expected, named) = run(Program(traced(function, **RANKS)), ours, q, w), function(theirs, q, w)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs))
     torch.testing.assert_close(metrics, named)
@@ -317,7 +317,7 @@ HARMFUL: dict[str, tuple[list[dict[str, Any]], str]] = {
 @proves("custom:whitelist")
 def test_a_graph_that_would_harm_its_host_is_stopped_and_named(case: str) -> None:
     nodes, says = HARMFUL[case]
-    graph = Program.of(handmade(*nodes))
+    graph = Program(handmade(*nodes))
     with pytest.raises(InvalidData, match=says):
         run(graph, torch.randn(16, requires_grad=True))
 
@@ -335,12 +335,12 @@ def test_a_graph_changes_none_of_its_inputs() -> None:
         node("torch.arange", 4, name="i"),
         node("torch.index_add", ref("v"), 0, ref("i"), ref("v"), name="d"),
     )
-    run(Program.of(graph), given)
+    run(Program(graph), given)
     assert torch.equal(given, before)
 
 
 async def test_a_graph_that_takes_too_long_is_stopped(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom_objective, "SECONDS", 0.0)
+    monkeypatch.setattr(custom_loss, "SECONDS", 0.0)
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
         with pytest.raises(InvalidData, match=r"Datum 0: node 'sub' .*takes too long"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.datums import MAX_TARGETS, check_pass, inputs_of, settled
+from halteres.engine.checks import MAX_TARGETS, check_pass, complete_loss, inputs_of
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch import losses
 from halteres.errors import InvalidData
@@ -55,15 +55,15 @@ def test_the_input_that_scales_a_loss_is_one_of_those_that_are_checked() -> None
 
 def test_settings_have_the_documented_defaults_and_thresholds_are_ratios() -> None:
     clip = {"clip_low_threshold", "clip_high_threshold"}
-    assert settled(LossSpec(name="ppo")) == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-    assert settled(LossSpec(name="cispo")) == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
-    assert settled(LossSpec(name="dro")) == {"beta": 0.05}
-    assert settled(LossSpec(name="stable_reinforce")) == {"kl_coeff": 0.0}
-    assert settled(LossSpec(name="gspo")) == {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}
-    assert settled(LossSpec(name="cross_entropy")) == settled(LossSpec(name="importance_sampling")) == {}
-    assert settled(LossSpec(name="ppo", config={"clip_high_threshold": 3.0}))["clip_high_threshold"] == 3.0
+    assert complete_loss(LossSpec(name="ppo")) == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    assert complete_loss(LossSpec(name="cispo")) == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
+    assert complete_loss(LossSpec(name="dro")) == {"beta": 0.05}
+    assert complete_loss(LossSpec(name="stable_reinforce")) == {"kl_coeff": 0.0}
+    assert complete_loss(LossSpec(name="gspo")) == {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}
+    assert complete_loss(LossSpec(name="cross_entropy")) == complete_loss(LossSpec(name="importance_sampling")) == {}
+    assert complete_loss(LossSpec(name="ppo", config={"clip_high_threshold": 3.0}))["clip_high_threshold"] == 3.0
     assert {name for name, kind in LOSSES.items() if kind.clips} == {"ppo", "cispo", "gspo"}
-    assert all(clip <= set(settled(LossSpec(name=name))) for name in ("ppo", "cispo", "gspo"))
+    assert all(clip <= set(complete_loss(LossSpec(name=name))) for name in ("ppo", "cispo", "gspo"))
 
 
 @pytest.mark.parametrize(

@@ -10,26 +10,14 @@ import torch
 from contract.requirements import proves
 from torch import Tensor
 
-from halteres.engine.checks import LossNotFinite
-from halteres.engine.datums import settled
+from halteres.engine.checks import LossNotFinite, complete_loss
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch.losses import LOSSES
+from halteres.engine.torch.losses import LOSSES, PerToken, Value
 from halteres.engine.torch.micro_batches import Example, MicroBatch
-from halteres.engine.torch.objectives import PerToken, Value
 
 Inputs = Mapping[str, Tensor]
 CPU = torch.device("cpu")
 LOW, HIGH, BETA, KL = 0.8, 1.2, 0.05, 0.0
-
-
-def computed(loss: PerToken, logprobs: torch.Tensor, batch: MicroBatch, gradient: bool) -> Value:
-    """A loss yields to others before it is done."""
-    valuing = loss(logprobs, batch, gradient)
-    while True:
-        try:
-            next(valuing)
-        except StopIteration as end:
-            return end.value
 
 
 def clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
@@ -118,7 +106,7 @@ def batched(data: Sequence[tuple[Example, np.ndarray]]) -> tuple[MicroBatch, Ten
 
 def valued(name: str, data: Sequence[tuple[Example, np.ndarray]], **config: float) -> tuple[Value, Tensor]:
     batch, lp = batched(data)
-    value = computed(PerToken(LOSSES[name], settled(LossSpec(name=name, config=config))), lp, batch, True)
+    value = PerToken(LOSSES[name], complete_loss(LossSpec(name=name, config=config))).value(lp, batch, True)
     assert value.gradient is not None
     return value, value.gradient
 
@@ -276,7 +264,7 @@ def test_several_targets_per_token_are_summed_with_their_weights() -> None:
     tokens = np.zeros(7, np.int64)
     batch = MicroBatch.of([Example(tokens, np.zeros((7, 3), np.int64), {"weights": weights})], CPU)
     lp = torch.randn(1, batch.length, 3, generator=torch.Generator().manual_seed(1))
-    value = computed(PerToken(LOSSES["cross_entropy"], {}), lp, batch, True)
+    value = PerToken(LOSSES["cross_entropy"], {}).value(lp, batch, True)
     assert value.gradient is not None
     assert value.total == pytest.approx(-(weights * lp[0, :7].numpy()).sum(), rel=1e-5)
     assert torch.equal(value.gradient[0, :7], -torch.from_numpy(weights))
@@ -286,6 +274,6 @@ def test_several_targets_per_token_are_summed_with_their_weights() -> None:
 @proves("pass:accumulates")
 def test_a_forward_pass_has_no_gradient() -> None:
     batch, lp = batched([drawn(1, 5)])
-    value = computed(PerToken(LOSSES["ppo"], settled(LossSpec(name="ppo"))), lp, batch, False)
+    value = PerToken(LOSSES["ppo"], complete_loss(LossSpec(name="ppo"))).value(lp, batch, False)
     assert value.gradient is None
     assert value.total == valued("ppo", [drawn(1, 5)])[0].total

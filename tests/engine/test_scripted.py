@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from halteres.engine.protocol import Adam, LoraConfig, LossSpec, SamplingParams, Wanted
+from halteres.engine.protocol import Adam, ExtraLogprobs, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import Conflict, InvalidData, NotFound, NotReady, ServerError, UserError
 
@@ -130,7 +130,9 @@ async def test_a_stop_string_ends_the_answer_that_holds_it(engine: ScriptedEngin
 
 
 async def test_prompt_logprobs_begin_with_nan(engine: ScriptedEngine) -> None:
-    sampled = await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=1), Wanted(prompt_logprobs=True))
+    sampled = await engine.sample(
+        None, packed(PROMPT), 1, SamplingParams(max_tokens=1), ExtraLogprobs(prompt_logprobs=True)
+    )
     assert sampled.prompt_logprobs is not None
     values = floats(sampled.prompt_logprobs)
     assert len(values) == len(PROMPT)
@@ -373,7 +375,7 @@ async def test_what_is_asked_for_beside_tokens_is_the_models(engine: ScriptedEng
 async def test_alternatives_are_greedy_at_temperature_zero_and_vary_with_the_seed(engine: ScriptedEngine) -> None:
     async def drawn(**params: float) -> bytes:
         shape = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
-        result = await engine.sample(None, packed(PROMPT), 1, shape, Wanted(alternatives=64))
+        result = await engine.sample(None, packed(PROMPT), 1, shape, ExtraLogprobs(alternatives=64))
         assert result.alternatives is not None
         return result.alternatives.ids
 
@@ -400,11 +402,11 @@ async def test_log_probabilities_of_the_sampling_temperature_are_on_request(engi
 
 
 async def test_a_stream_tells_what_sample_answers(engine: ScriptedEngine) -> None:
-    params, wanted = SamplingParams(max_tokens=20, seed=4), Wanted(topk_sampled=2)
-    told = await streamed(engine.stream(None, packed(PROMPT), 5, params, wanted))
-    assert told == (await engine.sample(None, packed(PROMPT), 5, params, wanted)).sequences
+    params, extra = SamplingParams(max_tokens=20, seed=4), ExtraLogprobs(topk_sampled=2)
+    told = await streamed(engine.stream(None, packed(PROMPT), 5, params, extra))
+    assert told == (await engine.sample(None, packed(PROMPT), 5, params, extra)).sequences
     with pytest.raises(InvalidData, match="sampled tokens alone"):
-        await streamed(engine.stream(None, packed(PROMPT), 1, params, Wanted(prompt_logprobs=True)))
+        await streamed(engine.stream(None, packed(PROMPT), 1, params, ExtraLogprobs(prompt_logprobs=True)))
 
 
 async def test_a_stream_can_be_held_before_each_piece_and_counts_while_it_is_read(engine: ScriptedEngine) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from halteres.engine.protocol import LossSpec
-from halteres.engine.torch import TorchEngine, matmul
+from halteres.engine.torch import TorchEngine, projections
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.matmul import operand_type, plus, unrounded
+from halteres.engine.torch.projections import operand_type, plus, unrounded
 from halteres.models import TINY
 
 from .scenes import CROSS_ENTROPY
@@ -45,7 +45,7 @@ async def test_what_is_trained_stays_in_fp32_and_small_steps_count(bf16: TorchEn
     await bf16.forward_backward("fine", lessons(), CROSS_ENTROPY)
     await bf16.optim_step("fine", RATE)
     assert (adapter.flat != before).float().mean() > 0.4  # every B, whose gradients are not 0; A's are, while B is
-    lora = adapter.weights[bf16._base.layers[0].gate_up]
+    lora = adapter.weights[bf16._base.layers[0].mlp[0]]
     assert lora.read_a_RD.dtype == lora.scaled_b_ER.dtype == bf16._base.operands
 
 
@@ -79,12 +79,12 @@ async def test_a_row_alone_is_what_it_is_among_strangers(bf16: TorchEngine) -> N
 def test_a_sum_is_rounded_once_and_logits_not_at_all(converted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a CPU has no bf16 instructions, bf16 weights are read in fp32, and nothing is rounded."""
     if converted:
-        monkeypatch.setattr(matmul, "_bf16_by_onednn", False)
+        monkeypatch.setattr(projections, "_bf16_by_onednn", False)
     torch.manual_seed(0)
     x, weight, other = (torch.randn(shape).bfloat16() for shape in ((24, 96), (40, 96), (24, 40)))
     exact = x.double() @ weight.double().T
     operands = operand_type(weight)
-    assert operands == (torch.bfloat16 if matmul._bf16_by_onednn else torch.float32)
+    assert operands == (torch.bfloat16 if projections._bf16_by_onednn else torch.float32)
     assert (unrounded(x.to(operands), weight) - exact).abs().max() < 1e-3 < (x @ weight.T - exact).abs().max()
     summed = plus(x.to(operands), weight, None, other.to(operands))
     assert torch.equal(summed.bfloat16(), (exact + other).bfloat16())

@@ -17,17 +17,16 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Snapshot
 from halteres.engine.torch.cache import slot_length
-from halteres.engine.torch.decode_slots import Rows
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.requests import SampleRequest
-from halteres.engine.torch.scheduler import Scheduler
+from halteres.engine.torch.rows import Rows, SampleRequest
+from halteres.engine.torch.worker import Scheduler
 from halteres.errors import UserError
 from halteres.text import load_tokenizer
 
@@ -226,7 +225,7 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
                 break
             step(sampler)
             assert held(sampler) + kept(sampler) <= limits.cache_bytes
-            assert held(sampler) == sampler._admission.memory.used * base.cache_bytes_per_token
+            assert held(sampler) == sampler.memory.used * base.cache_bytes_per_token
             assert sum(running(sampler).values()) <= limits.decode_rows
             most, most_kept = max(most, held(sampler)), max(most_kept, kept(sampler))
     assert most_kept
@@ -382,7 +381,7 @@ def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_ha
 
 def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseModel) -> None:
     sampler, prompt = Scheduler(base, Limits()), prompts(1, low=100, high=101)[0]
-    scored = replace(asked(prompt, limit=3), wanted=Wanted(prompt_logprobs=True))
+    scored = replace(asked(prompt, limit=3), extra=ExtraLogprobs(prompt_logprobs=True))
     for request in (asked(prompt, limit=3), scored):
         sampler.add(request)
         step(sampler, [request])
@@ -458,7 +457,7 @@ def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeyp
     def scarce(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Rows, "keep", scarce)
+    monkeypatch.setattr(Rows, "keep_prefixes", scarce)
     groups = [asked(p, n=3, limit=9, seed=i) for i, p in enumerate(prompts(2, low=40, high=60, seed=5))]
     sampler = Scheduler(base, Limits())
     for request in groups:

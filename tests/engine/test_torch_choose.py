@@ -35,7 +35,7 @@ def shaping(rows: int, ways: list[tuple[int, float]] = WAYS) -> Shaping:
         top_k_N=np.array([k for k, _ in chosen]),
         top_p_N=np.array([p for _, p in chosen], np.float32),
         tempered_N=np.zeros(rows, np.bool_),
-        told_N=np.zeros(rows, np.int64),
+        num_top_N=np.zeros(rows, np.int64),
     )
 
 

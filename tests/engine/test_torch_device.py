@@ -13,11 +13,9 @@ from torch import Tensor
 from halteres.engine.torch import TorchEngine, attention, device, flash
 from halteres.engine.torch.attention import Causal
 from halteres.engine.torch.device import difference, usable_device
-from halteres.engine.torch.fused import FusedModel
-from halteres.engine.torch.heads import Grid, Heads
-from halteres.engine.torch.limits import kept_bytes
+from halteres.engine.torch.limits import activation_bytes
 from halteres.engine.torch.loading import load_base
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.model import BaseModel, FusedModel, Grid, Heads
 from halteres.engine.torch.trie import FlashTrieAttention, Trie, TrieAttention
 from halteres.errors import InvalidConfig
 from halteres.models.shape import read_shape
@@ -197,4 +195,4 @@ async def test_how_much_of_a_bfloat16_cache_is_converted_at_once_changes_no_bit(
 
 def test_engine_and_estimate_decide_alike_what_a_gpu_computes_once_more(base: BaseModel, model_folder: Path) -> None:
     assert isinstance(base, FusedModel)
-    assert kept_bytes(base) == resources.kept_bytes(read_shape(model_folder))
+    assert activation_bytes(base) == resources.kept_bytes(read_shape(model_folder))

@@ -14,14 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import TorchEngine
+from halteres.engine.torch.adapter import Layout
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.forward import head_logits, hidden_states, target_logprobs
-from halteres.engine.torch.functions import gated, project, rms_norm
-from halteres.engine.torch.heads import Grid
 from halteres.engine.torch.loading import load_base
-from halteres.engine.torch.lora import Layout
-from halteres.engine.torch.matmul import linear
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.model import BaseModel, Grid, gated, rms_norm
+from halteres.engine.torch.projections import head_logits, linear, project, target_logprobs
 from halteres.errors import InvalidConfig, NotFound
 
 from .scenes import CROSS_ENTROPY
@@ -83,8 +80,8 @@ def any_family(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Pat
 def logits_of(base: BaseModel, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         grid = Grid.padded(base, 1, len(tokens))
-        hidden = hidden_states(base, {}, torch.tensor(tokens), grid, Causal(grid))
-        return head_logits(base, {}, hidden)
+        hidden = base.hidden_states({}, torch.tensor(tokens), grid, Causal(grid))
+        return head_logits(base.head, {}, hidden)
 
 
 def test_logits_equal_transformers(any_family: Path) -> None:
@@ -139,7 +136,7 @@ async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path,
 def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     torch.manual_seed(0)
     base = load_base(model_folder, getattr(torch, DTYPE), CPU)
-    projection = base.layers[1].gate_up
+    projection = base.layers[1].mlp[0]
     layout = Layout.of(base, LORA)
     flat = layout.initial(CPU).normal_(std=0.1)
     lora = layout.views(flat)[projection]
@@ -173,7 +170,7 @@ def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder:
     values = []
     for elements in (1 << 25, 16 * base.vocabulary):
         x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(base.operands).requires_grad_()
-        logprobs = target_logprobs(base, {}, x, targets, elements)
+        logprobs = target_logprobs(base.head, {}, x, targets, elements)
         (logprobs * torch.linspace(-1, 1, 50)).sum().backward()
         assert x.grad is not None
         values.append((logprobs.detach(), x.grad))

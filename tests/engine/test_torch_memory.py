@@ -15,12 +15,14 @@ import torch
 from contract.requirements import proves
 
 from halteres.engine.checks import EngineOutOfMemory
-from halteres.engine.protocol import LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import TorchEngine, adapter, memory, passes, worker
+from halteres.engine.protocol import ExtraLogprobs, LoraConfig, SamplingParams
+from halteres.engine.torch import TorchEngine, adapter, limits, worker
 from halteres.engine.torch.decode import DecodeBatch
-from halteres.engine.torch.limits import Limits, PassBudget
-from halteres.engine.torch.memory import FreedMemory, attempt, resident_bytes
+from halteres.engine.torch.limits import FreedMemory, Limits, PassBudget, attempt, resident_bytes
+from halteres.engine.torch.losses import LOSSES, PerToken
 from halteres.engine.torch.micro_batches import micro_batches, read_examples
+from halteres.engine.torch.model import FusedModel
+from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
 from halteres.main_memory import Memory
 from halteres.models import TINY
@@ -73,10 +75,10 @@ def test_an_engine_whose_gpu_is_lost_exits_and_one_whose_gpu_answers_goes_on(
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", broken if lost else lambda: None)
-    monkeypatch.setattr(memory.os, "_exit", exits.append)
+    monkeypatch.setattr(limits.os, "_exit", exits.append)
     failure = attempt("a decode step", broken)
     assert isinstance(failure, ServerError)
-    assert exits == ([memory.LOST] if lost else [])
+    assert exits == ([limits.LOST] if lost else [])
     assert ("The GPU is lost since a decode step" in caplog.text) == lost
 
 
@@ -98,10 +100,10 @@ def test_freed_memory_that_lies_between_what_stays_is_given_back() -> None:
     del taken
     gc.collect()
     full = resident_bytes()
-    FreedMemory(kept_bytes=2 * full).look(idle=True)
-    FreedMemory(kept_bytes=0).look(idle=False)  # far less than a quarter of the machine's memory
+    FreedMemory(freed_bytes=2 * full).look(idle=True)
+    FreedMemory(freed_bytes=0).look(idle=False)  # far less than a quarter of the machine's memory
     assert resident_bytes() > full - size * count // 4
-    FreedMemory(kept_bytes=0).look(idle=True)
+    FreedMemory(freed_bytes=0).look(idle=True)
     assert resident_bytes() < full - size * count // 2
     assert len(stays) == 40
 
@@ -137,8 +139,8 @@ async def test_a_pass_without_memory_fails_alone_and_leaves_no_trace(
         await engine.forward_backward("a", lessons(4, seed=9), CROSS_ENTROPY)
         expected = gradient(engine)
         calls = iter(range(100))
-        full = refusing(passes.hidden_states, lambda *_, **__: next(calls) >= 2)
-        monkeypatch.setattr(passes, "hidden_states", full)
+        full = refusing(FusedModel.hidden_states, lambda *_, **__: next(calls) >= 2)
+        monkeypatch.setattr(FusedModel, "hidden_states", full)
         with pytest.raises(EngineOutOfMemory, match="forward_backward"):
             await engine.forward_backward("b", lessons(8), CROSS_ENTROPY)
         monkeypatch.undo()
@@ -154,7 +156,7 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
 ) -> None:
     """Of the adapter alone: others are computed as before, to the bit."""
     sizes: list[int] = []
-    original = passes.hidden_states
+    original = FusedModel.hidden_states
 
     def crowded(base: Any, weights: Any, tokens_N: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         sizes.append(len(tokens_N))
@@ -166,7 +168,7 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
         for name in "ab":
             await trained(engine, name, steps=1)
         expected = await engine.forward_backward("a", lessons(16), CROSS_ENTROPY)
-        monkeypatch.setattr(passes, "hidden_states", crowded)
+        monkeypatch.setattr(FusedModel, "hidden_states", crowded)
         halved = await engine.forward_backward("b", lessons(16), CROSS_ENTROPY)
         assert max(sizes) > 300, "the first is as large as ever"
         assert halved.logprobs == expected.logprobs
@@ -185,13 +187,13 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
 async def test_a_single_datum_without_memory_is_computed_layer_by_layer_to_the_same_bits(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = passes.hidden_states
+    original = FusedModel.hidden_states
     full = refusing(original, lambda *_, recompute: not recompute)
     async with running(model_folder) as engine:
         for name in "ab":
             await trained(engine, name, steps=1)
         expected = await engine.forward_backward("a", lessons(1), CROSS_ENTROPY)
-        monkeypatch.setattr(passes, "hidden_states", full)
+        monkeypatch.setattr(FusedModel, "hidden_states", full)
         assert await engine.forward_backward("b", lessons(1), CROSS_ENTROPY) == expected
         assert torch.equal(gradient(engine, "b"), gradient(engine, "a"))
 
@@ -209,9 +211,10 @@ async def test_a_layer_that_is_computed_again_keeps_its_input_alone(model_folder
                 return tensor
 
             examples = read_examples(lessons(16), CROSS_ENTROPY, engine._info)
+            loss = PerToken(LOSSES["cross_entropy"], {})
             batch = next(micro_batches(examples, 2048, torch.device("cpu")))
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                passes._logprobs(engine._base, engine._adapters["a"], batch, engine._budgets["a"])
+                PendingBatch(engine._base, engine._budgets["a"], engine._adapters["a"], batch, loss, False).logprobs()
             kept.append(sum(bytes_kept.values()))
     assert kept[1] < kept[0] / 2, kept
 
@@ -240,7 +243,7 @@ async def test_decoding_without_memory_fails_the_largest_request_and_the_others_
 ) -> None:
     """One snapshot's rows share every step; the request that needs most goes, the others begin again."""
     asked = prompts(3, seed=51)
-    wanted = Wanted(prompt_logprobs=True, topk_sampled=2)
+    wanted = ExtraLogprobs(prompt_logprobs=True, topk_sampled=2)
     small = SamplingParams(max_tokens=30, stop_tokens=(), seed=2)
     async with running(model_folder) as engine:
         alone = [await engine.sample(None, packed(p), 3, small, wanted) for p in asked]
@@ -333,5 +336,5 @@ async def test_a_model_tells_how_many_sequences_of_usual_length_its_cache_holds(
 def test_keys_and_values_take_a_quarter_of_what_is_free_but_no_less_than_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for free, taken in ((80 << 30, 20 << 30), (2 << 30, 1 << 30), (None, 1 << 30)):
-        monkeypatch.setattr(memory, "main_memory", lambda free=free: Memory(total=None, free=free))
-        assert memory.free_for_cache(cpu) == taken
+        monkeypatch.setattr(limits, "main_memory", lambda free=free: Memory(total=None, free=free))
+        assert limits.free_for_cache(cpu) == taken

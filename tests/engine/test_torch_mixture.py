@@ -13,7 +13,7 @@ import torch
 
 from halteres.engine.checks import LossNotFinite
 from halteres.engine.protocol import Adam, Datum, LoraConfig, PassResult, SampleResult
-from halteres.engine.torch import TorchEngine, matmul, worker
+from halteres.engine.torch import TorchEngine, projections, worker
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.passes import PendingBatch
@@ -53,7 +53,7 @@ async def test_a_sample_among_other_adapters_and_ranks_is_that_of_its_adapter_al
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     if way == "one by one":
-        monkeypatch.setattr(matmul, "_batched_agrees", False)
+        monkeypatch.setattr(projections, "_batched_agrees", False)
     async with running(model_folder) as engine:
         await publish(engine)
         alone = [await sample(engine, name, prompt, n, **params) for name, prompt, n, params in QUESTIONS]
@@ -158,8 +158,8 @@ async def test_an_adapter_that_has_diverged_fails_nobody_else(model_folder: Path
 
 def test_a_batched_matmul_has_the_bits_of_single_ones_wherever_it_is_used() -> None:
     """Inputs on both sides of 192, ranks padded to 16, rows to 4; `torch.bmm` is let in where this holds at import."""
-    assert matmul._batched_agrees == matmul._agrees_batched()
-    if not matmul._batched_agrees:
+    assert projections._batched_agrees == projections._agrees_batched()
+    if not projections._batched_agrees:
         pytest.skip("this machine's libraries disagree; adapters go one by one")
     drawn = torch.Generator().manual_seed(0)
     for inputs in (16, 48, 128, 192, 200, 384, 768):
@@ -169,7 +169,7 @@ def test_a_batched_matmul_has_the_bits_of_single_ones_wherever_it_is_used() -> N
             batched = torch.bmm(x_SMD, a_SRD.transpose(1, 2))
             for i in range(6):
                 rows = x_SMD[i].repeat(3, 1)[:16]
-                assert torch.equal(batched[i], matmul.reduced(rows, a_SRD[i])[:12])
+                assert torch.equal(batched[i], projections.reduced(rows, a_SRD[i])[:12])
 
 
 SMALL = Limits(pass_tokens=512)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.protocol import SampleResult, SamplingParams, Wanted
+from halteres.engine.protocol import ExtraLogprobs, SampleResult, SamplingParams
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.scheduler import Scheduler
 from halteres.engine.torch.token_sampling import Shaping, choose, uniforms
+from halteres.engine.torch.worker import Scheduler
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 
@@ -53,7 +53,9 @@ async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_st
             again = []
             for p, s in pairs:
                 params = SamplingParams(max_tokens=1)
-                result = await engine.sample("s", packed([*p, *tokens_of(s)]), 1, params, Wanted(prompt_logprobs=True))
+                result = await engine.sample(
+                    "s", packed([*p, *tokens_of(s)]), 1, params, ExtraLogprobs(prompt_logprobs=True)
+                )
                 assert result.prompt_logprobs is not None
                 assert np.isnan(logprobs_of(result.prompt_logprobs)[0])
                 again.append(logprobs_of(result.prompt_logprobs)[len(p) :])
@@ -269,7 +271,7 @@ async def test_a_sampler_that_breaks_answers_with_an_error_and_goes_on(
         raise RuntimeError("out of memory")
 
     async with running(model_folder) as engine:
-        for place, name in ((Scheduler, "_admit"), (DecodeBatch, "step"), (DecodeBatch, "prefill")):
+        for place, name in ((Scheduler, "step"), (DecodeBatch, "step"), (DecodeBatch, "prefill")):
             monkeypatch.setattr(place, name, broken)
             with pytest.raises(ServerError, match="out of memory"):
                 await sample(engine, None, [1, 2, 3], n=3)
@@ -301,7 +303,7 @@ def shaping(
         top_k_N=np.full(count, top_k),
         top_p_N=ones * np.float32(top_p),
         tempered_N=np.full(count, tempered),
-        told_N=np.zeros(count, np.int64),
+        num_top_N=np.zeros(count, np.int64),
     )
 
 

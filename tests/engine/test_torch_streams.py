@@ -12,11 +12,11 @@ import pytest
 from contract.requirements import proves
 from deadlines import until
 
-from halteres.engine.protocol import Piece, SamplingParams, Wanted
+from halteres.engine.protocol import ExtraLogprobs, Piece, SamplingParams
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.requests import Newest, Row
+from halteres.engine.torch.rows import Newest, Row
 from halteres.errors import InvalidData, NotReady, UserError
 from halteres.text import load_tokenizer
 
@@ -29,9 +29,9 @@ PROMPT = prompts(1, seed=41)[0]
 
 
 def stream(engine: TorchEngine, snapshot: str | None = None, n: int = 1, **params: Any) -> AsyncIterator[Piece]:
-    wanted = params.pop("wanted", Wanted())
+    extra = params.pop("extra", ExtraLogprobs())
     chosen = SamplingParams(**{"max_tokens": 12, "stop_tokens": (), **params})
-    return engine.stream(snapshot, packed(PROMPT), n, chosen, wanted)
+    return engine.stream(snapshot, packed(PROMPT), n, chosen, extra)
 
 
 @proves("inference:streaming")
@@ -40,9 +40,9 @@ async def test_a_stream_tells_what_sample_answers_bit_for_bit(model_folder: Path
         await trained(engine, steps=1)
         await engine.snapshot("a", "s")
         shape: dict[str, Any] = {"n": 5, "seed": 7, "max_tokens": 40, "temperature": 1.2, "stop_tokens": None}
-        told = await streamed(stream(engine, "s", **shape, wanted=Wanted(topk_sampled=3)))
+        told = await streamed(stream(engine, "s", **shape, extra=ExtraLogprobs(topk_sampled=3)))
         chosen = SamplingParams(**{key: value for key, value in shape.items() if key != "n"})
-        whole = await engine.sample("s", packed(PROMPT), 5, chosen, Wanted(topk_sampled=3))
+        whole = await engine.sample("s", packed(PROMPT), 5, chosen, ExtraLogprobs(topk_sampled=3))
     assert told == whole.sequences
 
 
@@ -82,9 +82,9 @@ async def test_a_reader_that_goes_away_frees_the_rows(model_folder: Path) -> Non
 
 async def test_a_stream_that_cannot_be_is_refused(model_folder: Path) -> None:
     async with running(model_folder) as engine:
-        for wanted in (Wanted(prompt_logprobs=True), Wanted(topk_prompt=1), Wanted(alternatives=1)):
+        for extra in (ExtraLogprobs(prompt_logprobs=True), ExtraLogprobs(topk_prompt=1), ExtraLogprobs(alternatives=1)):
             with pytest.raises(InvalidData, match="sampled tokens alone"):
-                await anext(stream(engine, wanted=wanted))
+                await anext(stream(engine, extra=extra))
         with pytest.raises(InvalidData, match="max_tokens"):
             await anext(stream(engine, max_tokens=0))
 
@@ -154,7 +154,7 @@ async def test_a_stop_string_of_several_bytes_a_character_is_seen_when_its_last_
     answer = [*tokenizer.encode("ab "), *greek, *tokenizer.encode(" c")]
     async with running(model_folder) as engine:
         request = engine._request(
-            None, packed(PROMPT), 1, SamplingParams(max_tokens=40, stop_tokens=(), stop_strings=("λ",)), Wanted()
+            None, packed(PROMPT), 1, SamplingParams(max_tokens=40, stop_tokens=(), stop_strings=("λ",)), ExtraLogprobs()
         )
         row = Row(request, 0)
         ends = [row.take(Newest(token, -1.0)) for token in answer[: len(tokenizer.encode("ab ")) + len(greek)]]
@@ -197,7 +197,7 @@ async def test_top_k_and_top_p_together_keep_what_both_keep(model_folder: Path) 
     """Every token of 200 answers is among the 4 likeliest, and no likelier ones hold 60 % before it."""
     async with running(model_folder) as engine:
         chosen = SamplingParams(max_tokens=4, stop_tokens=(), seed=3, top_k=4, top_p=0.6, temperature=1.0)
-        result = await engine.sample(None, packed(PROMPT), 200, chosen, Wanted(topk_sampled=8))
+        result = await engine.sample(None, packed(PROMPT), 200, chosen, ExtraLogprobs(topk_sampled=8))
     for sequence in result.sequences:
         ids, logprobs = lists(sequence.top)
         for token, row, lps in zip(tokens_of(sequence), ids, logprobs, strict=True):

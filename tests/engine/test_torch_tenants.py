@@ -12,10 +12,11 @@ import torch
 from contract.requirements import proves
 
 from halteres.engine.checks import EngineOutOfMemory
-from halteres.engine.protocol import Adam, Datum, LoraConfig, SamplingParams, Wanted
-from halteres.engine.torch import TorchEngine, passes
+from halteres.engine.protocol import Adam, Datum, ExtraLogprobs, LoraConfig, SamplingParams
+from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.micro_batches import plan
+from halteres.engine.torch.model import FusedModel
 from halteres.errors import HalteresError, InvalidData
 
 from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, from_folder, packed
@@ -47,9 +48,9 @@ async def tenant(engine: TorchEngine, folder: Path) -> Seen:
         data = tuple(of_answer(PROMPT, s, a) for s, a in zip(sampled.sequences, (1.0, -0.5, 0.2, -0.7), strict=True))
         answers += [sampled, await engine.forward_backward("a", lessons(3, seed=step), CROSS_ENTROPY)]
         answers += [await engine.forward_backward("a", data, IMPORTANCE_SAMPLING), await engine.optim_step("a", GOOD)]
-        wanted = Wanted(topk_sampled=2, alternatives=2)
+        extra = ExtraLogprobs(topk_sampled=2, alternatives=2)
         params = SamplingParams(max_tokens=8, seed=1, stop_tokens=())
-        answers.append(await engine.sample("s0", packed(PROMPT), 2, params, wanted))
+        answers.append(await engine.sample("s0", packed(PROMPT), 2, params, extra))
     await engine.save("a", str(folder / "w"), optimizer=True)
     await engine.save_snapshot("s1", str(folder / "s"))
     files = {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
@@ -87,7 +88,7 @@ async def test_nothing_that_one_tenant_does_moves_a_bit_of_another(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Seen] = []
-    original = passes.hidden_states
+    original = FusedModel.hidden_states
 
     def without_memory(
         base: object, weights: object, tokens_N: torch.Tensor, *rest: object, **named: object
@@ -104,7 +105,7 @@ async def test_nothing_that_one_tenant_does_moves_a_bit_of_another(
             if not company:
                 seen.append(await tenant(engine, folder))
                 continue
-            monkeypatch.setattr(passes, "hidden_states", without_memory)
+            monkeypatch.setattr(FusedModel, "hidden_states", without_memory)
             done = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(trouble(engine, done))

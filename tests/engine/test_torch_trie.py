@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from halteres.engine.protocol import LoraConfig
-from halteres.engine.torch import passes
-from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.forward import hidden_states
-from halteres.engine.torch.heads import Grid
+from halteres.engine.torch.adapter import Adapter, Layout
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
-from halteres.engine.torch.lora import Layout
+from halteres.engine.torch.losses import LOSSES, PerToken
 from halteres.engine.torch.micro_batches import Example, micro_batches, plan
-from halteres.engine.torch.model import BaseModel
-from halteres.engine.torch.trie import Asked, Trie, joins, shared_length
+from halteres.engine.torch.model import BaseModel, Grid
+from halteres.engine.torch.passes import JointAxis, PendingBatch
+from halteres.engine.torch.trie import Trie, joins, shared_length, target_cells
 
 from .scenes import IMPORTANCE_SAMPLING
 from .torch_scenes import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained, within
@@ -61,7 +59,8 @@ def computed(
     adapter, found, tries = moved_adapter(base), dict[int, Tensor](), 0
     adapter.begin_pass()
     for batch in micro_batches(examples, tokens, CPU, share):
-        logprobs = passes._logprobs(base, adapter, batch, PassBudget.of(Limits()))
+        loss = PerToken(LOSSES["cross_entropy"], {})
+        logprobs = PendingBatch(base, PassBudget.of(Limits()), adapter, batch, loss, False).logprobs()
         logprobs.backward(batch.inputs()["weights"].float())
         rows = zip(logprobs.detach(), batch.examples, strict=True)
         found |= {example.index: row[: len(example)] for row, example in rows}
@@ -87,13 +86,13 @@ def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(
     """Sums over more keys than a block's are split by their number: such tries may not be attended together."""
     batches = [next(micro_batches(branching(seed), 2048, CPU)) for seed in (0, 4)]
     assert all(batch.trie is not None and not joins(batch.trie, base) for batch in batches)
-    axis = passes.JointAxis.of(base, batches)
+    axis = JointAxis(base, batches)
     assert [size for size, _ in axis.attentions] == [batch.size for batch in batches]
-    hidden_ND = hidden_states(base, {}, axis.tokens_N, Grid.single(axis.positions_N), axis)
+    hidden_ND = base.hidden_states({}, axis.tokens_N, Grid.single(axis.positions_N), axis)
     for batch, own_ND in zip(batches, axis.own(hidden_ND), strict=True):
-        alone = passes.JointAxis.of(base, [batch])
+        alone = JointAxis(base, [batch])
         grid = Grid.single(alone.positions_N)
-        assert torch.equal(own_ND, hidden_states(base, {}, alone.tokens_N, grid, alone))
+        assert torch.equal(own_ND, base.hidden_states({}, alone.tokens_N, grid, alone))
 
 
 def test_equal_data_count_each(base: BaseModel) -> None:
@@ -135,10 +134,10 @@ def test_a_trie_holds_every_token_of_lexicographic_sequences_once() -> None:
 def test_only_targets_that_differ_are_asked_twice_of_a_shared_token() -> None:
     one, other = np.array([5, 6, 7, 8, 9]), np.array([5, 6, 7, 8, 4])
     trie = Trie.of([one[:-1], other[:-1]])
-    asked = Asked.of(trie, [one[1:], other[1:]], length=16)
-    assert asked.cells_BT[:, :4].tolist() == [[0, 1, 2, 3], [0, 1, 2, 4]]
-    assert asked.rows_P[:5].tolist() == [0, 1, 2, 3, 3]
-    assert asked.targets_P[:5].tolist() == [6, 7, 8, 9, 4]
+    rows_P, targets_P, cells_BT = target_cells(trie, [one[1:], other[1:]], length=16)
+    assert cells_BT[:, :4].tolist() == [[0, 1, 2, 3], [0, 1, 2, 4]]
+    assert rows_P[:5].tolist() == [0, 1, 2, 3, 3]
+    assert targets_P[:5].tolist() == [6, 7, 8, 9, 4]
 
 
 def test_a_family_comes_together_and_is_split_within_the_budget() -> None:

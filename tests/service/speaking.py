@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, Wanted
+from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.loopback import open_listener
 from halteres.service.base import BaseModel
@@ -83,7 +83,7 @@ class Speaker(ScriptedEngine):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008
+        wanted: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008
     ) -> SampleResult:
         tokens = self._tokens(prompt, params)
         said = Sequence(tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason="stop")
@@ -95,7 +95,7 @@ class Speaker(ScriptedEngine):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008
+        wanted: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008
     ) -> AsyncIterator[Piece]:
         tokens = self._tokens(prompt, params)
         for at, token in enumerate(tokens):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.loss_graphs.validation import check_custom
+from halteres.engine.loss_graphs import check_custom
 from halteres.errors import InvalidData, NotFound, UserError
 from halteres.service import execution
 from halteres.service.durable.journal import Journal

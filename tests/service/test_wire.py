@@ -11,7 +11,7 @@ import zstandard
 from contract.requirements import proves
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
-from halteres.engine.protocol import Array, PassResult, SampleResult, Sequence, TopK, Wanted
+from halteres.engine.protocol import Array, ExtraLogprobs, PassResult, SampleResult, Sequence, TopK
 from halteres.errors import InvalidData
 from halteres.service.wire import bodies, results, tinker_public_pb2, training
 
@@ -89,7 +89,7 @@ def test_everything_of_a_sample_arrives() -> None:
         target_logprobs=array([-1.0, 0.0], [-2.0, -3.0]),
         alternatives=topk([(3, -1.0)], [(2, -4.0)]),
     )
-    response = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(Wanted())))
+    response = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(ExtraLogprobs())))
     assert [(one.tokens, one.stop_reason) for one in response.sequences] == [([4, 4], "stop"), ([5, 5], "length")]
     assert response.sequences[0].topk_logprobs == [[(4, -0.5)], [(9, -0.25)]]
     assert response.sequences[1].topk_logprobs is None
@@ -103,7 +103,7 @@ def test_everything_of_a_sample_arrives() -> None:
         [[3], [2]],
     )
     assert response.prompt_cache_hit_tokens == 0
-    last = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(Wanted(), last_n=1)))
+    last = deserialize_sample_response(results.write_sample(result, results.ExtraOutputs(ExtraLogprobs(), last_n=1)))
     assert last.prompt_logprobs == [None, None, -2.0]
     assert last.topk_prompt_logprobs == [None, None, [(6, -1.5), (5, -3.0)]]
 

@@ -48,7 +48,7 @@ ROOMS = {
     "service": (
         "service",
         "engine.protocol",
-        "engine.link",
+        "engine.connection",
         "engine.process",
         "engine.folders",
         "engine.loss_graphs",
@@ -222,5 +222,5 @@ def test_the_rule_sees_what_it_forbids() -> None:
     assert not within("dashboard.routes", forbidden("agent.transports.http.app"))
     assert forbidden("cli.main") == forbidden("agents") == ()
     assert not within("service.app", allowed("training.loop") or ())
-    assert within("engine.link.connect", allowed("service.app") or ())
+    assert within("engine.connection.connect", allowed("service.app") or ())
     assert not within("engine.scripted", allowed("service.app") or ())

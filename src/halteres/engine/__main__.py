@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from halteres.config import environ
-from halteres.engine.link import serve
+from halteres.engine.connection import serve
 from halteres.engine.protocol import BaseType, Engine
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores
@@ -40,32 +40,30 @@ def main() -> int:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    ended = asyncio.Event()
+    end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    engine = await _load(options)
-    async with serve(engine, options.socket) as link:
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
+    folder, name, threads = options.model, options.name, options.threads
+    engine: Engine
+    if options.backend == "scripted":
+        from halteres.engine.scripted.engine import ScriptedEngine
+
+        engine = ScriptedEngine(folder, name, threads)
+    else:
+        from halteres.engine.torch.device import usable_device
+        from halteres.engine.torch.engine import TorchEngine
+
+        device = await usable_device(options.device or environ.device(), folder, options.dtype)
+        engine = TorchEngine(folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype)
+    async with serve(engine, options.socket) as connections:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what follows is the log's: nothing can block on it
-        waits = {asyncio.create_task(event.wait()) for event in (ended, link.closed)}
+        waits = {asyncio.create_task(event.wait()) for event in (end, connections.closed)}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         await engine.close()
-
-
-async def _load(options: argparse.Namespace) -> Engine:
-    folder, name, threads = options.model, options.name, options.threads
-    if options.backend == "scripted":
-        from halteres.engine.scripted.engine import ScriptedEngine
-
-        return ScriptedEngine(folder, name, threads)
-    from halteres.engine.torch.device import usable_device
-    from halteres.engine.torch.engine import TorchEngine
-
-    device = await usable_device(options.device or environ.device(), folder, options.dtype)
-    return TorchEngine(folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype)
 
 
 if __name__ == "__main__":

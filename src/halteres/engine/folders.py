@@ -55,17 +55,17 @@ def put(temporary: Path, folder: Path) -> None:
         if not folder.exists():
             temporary.rename(folder)
             return
-        aside = folder.with_name(f"{_OLD}{uuid.uuid4().hex}")
-        aside.mkdir()
-        folder.rename(aside / folder.name)
+        old = folder.with_name(f"{_OLD}{uuid.uuid4().hex}")
+        old.mkdir()
+        folder.rename(old / folder.name)
         try:
             temporary.rename(folder)
         finally:
             if not folder.exists():
                 with suppress(OSError):
-                    (aside / folder.name).rename(folder)
+                    (old / folder.name).rename(folder)
             if folder.exists():
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
 
@@ -91,12 +91,12 @@ def copy_linked(source: Path, target: Path, *, leave_out: str | None = None) -> 
 
 
 def recover(parent: Path) -> None:
-    """Put back what a killed writer moved aside, and remove what it did not finish. Nobody may be writing below."""
-    for aside in parent.glob(f"{_OLD}*"):
-        for folder in aside.iterdir():
+    """Put back what a killed writer moved away, and remove what it did not finish. Nobody may be writing below."""
+    for old in parent.glob(f"{_OLD}*"):
+        for folder in old.iterdir():
             if not (parent / folder.name).exists():
                 folder.rename(parent / folder.name)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     for unfinished in parent.glob(f"{_NEW}*"):
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.config import environ
-from halteres.engine.link import LinkedEngine, connect
+from halteres.engine.connection import LinkedEngine, connect
 from halteres.engine.protocol import BaseType, Engine, EngineGone
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
@@ -67,8 +67,8 @@ class RestartPolicy:
     window_s: float = 300.0
     backoff_s: float = 0.1  # before the first restart, doubled for each further one
     max_backoff_s: float = 5.0
-    ping_s: float = 10.0  # between two signs of life that are asked for
-    silent_s: float = 60.0  # without any, while the process lives: it hangs and is killed
+    ping_s: float = 10.0  # between two pings
+    silent_s: float = 60.0  # without an answer to any, while the process lives: it hangs and is killed
 
 
 class EngineChild:
@@ -88,7 +88,7 @@ class EngineChild:
             process = Child(argv, environment=environment, stdout=subprocess.PIPE, stderr=output)
         return cls(process, log, begins)
 
-    async def answers(self, socket_path: Path) -> None:
+    async def wait_ready(self, socket_path: Path) -> None:
         """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends before."""
         output = self.process.process.stdout
         while output is not None and (line := await asyncio.to_thread(output.readline)):
@@ -98,11 +98,11 @@ class EngineChild:
                 return
         raise self.failure("ended before it was ready", await asyncio.wrap_future(self.process.exit))
 
-    async def ended(self, ping_s: float, silent_s: float) -> ProcessFailed:
-        """Wait for the end of the process, of its link or of its signs of life; returns why it ended."""
+    async def wait_end(self, ping_s: float, silent_s: float) -> ProcessFailed:
+        """Wait for the end of the process, of its connection or of its answers to pings; returns why it ended."""
         assert self.link is not None  # noqa: S101 - for the type checker
-        silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine signs of life")
-        broken = asyncio.create_task(self.link.broken.wait(), name="engine link broken")
+        silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine pings")
+        broken = asyncio.create_task(self.link.broken.wait(), name="engine connection broken")
         waits: list[asyncio.Future[Any]] = [silence, broken, asyncio.wrap_future(self.process.exit)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -141,14 +141,14 @@ class EngineChild:
 
 
 async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
-    """Ask for a sign of life again and again; returns once so many in a row did not come that `silent_s` are over.
+    """Ping again and again; returns once `silent_s` have passed without an answer.
 
-    Several are asked for, so that a service that was itself stopped for a while does not blame its engine.
+    Several pings: a service that was itself stopped for a while does not blame its engine.
     """
     silent_for = 0.0
     while silent_for < silent_s:
         try:
-            with suppress(HalteresError):  # the link's own end is noticed by itself; any other answer is a sign of life
+            with suppress(HalteresError):  # an error is an answer, too; the end of the connection is noticed by itself
                 async with asyncio.timeout(ping_s):
                     await link.info()
             silent_for = 0.0
@@ -158,23 +158,15 @@ async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
 
 
 class EngineProcess:
-    """An engine in a process of its own, kept alive.
-
-    Args:
-        command: which engine.
-        log: file that takes its standard error, appended to.
-        on_death: called with the reason after every death that was not asked for, before the restart.
-        on_restart: called once the engine is ready again.
-        policy: deadlines and the bound on restarts.
-    """
+    """An engine in a process of its own, kept alive."""
 
     def __init__(
         self,
         command: EngineCommand,
-        log: Path,
+        log: Path,  # takes its standard error
         *,
-        on_death: Callable[[HalteresError], None] = lambda _: None,
-        on_restart: Callable[[], None] = lambda: None,
+        on_death: Callable[[HalteresError], None] = lambda _: None,  # before the restart
+        on_restart: Callable[[], None] = lambda: None,  # once it is ready again
         policy: RestartPolicy | None = None,
     ) -> None:
         self._command, self._log = command, log
@@ -241,9 +233,9 @@ class EngineProcess:
             self.state = state
             self._changed.notify_all()
 
-    async def _started(self) -> EngineChild:
-        """A child that answers; one that does not is killed. The one connection outlives the socket's name: nothing is
-        left behind, whoever dies first."""
+    async def _start_child(self) -> EngineChild:
+        """A child that answers; one that does not is killed. The connection outlives the socket's name: nothing is left
+        behind, whoever dies first."""
         try:
             short = len(os.fsencode(tempfile.gettempdir())) < 70  # a socket's path has 103 bytes at most (macOS)
             directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
@@ -251,7 +243,7 @@ class EngineProcess:
                 child = EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
                 try:
                     async with asyncio.timeout(self._policy.ready_s):
-                        await child.answers(directory / "engine")
+                        await child.wait_ready(directory / "engine")
                 except BaseException as error:
                     await child.end(grace_s=0)
                     if isinstance(error, TimeoutError):
@@ -270,19 +262,23 @@ class EngineProcess:
 
     async def _keep_alive(self) -> None:
         was_ready = False
-        while self._may_restart():
+        while True:
+            while self._deaths and time.monotonic() - self._deaths[0] > self._policy.window_s:
+                self._deaths.popleft()
+            if len(self._deaths) > self._policy.max_restarts:
+                break
             if self._deaths:
                 backoff_s = self._policy.backoff_s * 2 ** (len(self._deaths) - 1)
                 await asyncio.sleep(min(backoff_s, self._policy.max_backoff_s))
             try:
                 with boundary(ServerError, "The engine's start"):
-                    self._child = await self._started()
+                    self._child = await self._start_child()
                 self.restarts += was_ready
                 await self._set("ready")
                 if was_ready:
                     self._on_restart()
                 was_ready = True
-                self.failure = await self._child.ended(self._policy.ping_s, self._policy.silent_s)
+                self.failure = await self._child.wait_end(self._policy.ping_s, self._policy.silent_s)
                 self._child = None
             except HalteresError as failure:
                 self.failure = failure
@@ -301,8 +297,3 @@ class EngineProcess:
         if self._engine is not None:
             self._engine.fail(self.failure)
         await self._set("failed")
-
-    def _may_restart(self) -> bool:
-        while self._deaths and time.monotonic() - self._deaths[0] > self._policy.window_s:
-            self._deaths.popleft()
-        return len(self._deaths) <= self._policy.max_restarts

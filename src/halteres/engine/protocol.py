@@ -1,10 +1,9 @@
 """What an engine is: the values and the calls between the training service and whatever holds the weights.
 
-Owns: the messages (msgspec structs, msgpack on the link, tensors as raw little-endian bytes) and two protocols: what
-trains (`Trains`) and what samples (`Samples`). An `Engine` is both, as ours are; between two that are not the same,
-weights go as a folder (`Weights`).
-Never: knows HTTP, sessions, tenants, promises; an engine keeps nothing durable of its own, so that any of it can be
-rebuilt from the service's journal and checkpoints.
+Messages are msgspec structs, msgpack on the connection, tensors as raw little-endian bytes. What trains (`Trains`) and
+what samples (`Samples`) may be one, as ours are (`Engine`); between two that are not, weights go as a folder
+(`Weights`). An engine keeps nothing durable of its own: all of it can be rebuilt from the service's journal and
+checkpoints.
 
 An adapter is mutable and trained; a snapshot is an immutable copy of an adapter's weights, for sampling.
 Every call but `sample` is executed in the order in which the service sends it for one adapter.
@@ -21,19 +20,18 @@ from halteres.errors import NotReady, ServerError
 
 
 class EngineGone(NotReady):
-    """The engine that was asked has ended: another may be asked, and holds nothing of what this one held."""
+    """The engine has ended; another holds nothing of what this one held."""
 
 
 class WeightsDamaged(ServerError):
-    """A folder of weights that is not what its writer said: it is not taken, and may be written again."""
+    """A folder of weights that is not what was written: it is not taken, and may be written again."""
 
     code = "weights_damaged"
 
 
 DType = Literal["float32", "int64", "int32"]
 
-BaseType = Literal["float32", "bfloat16"]
-"""Of the base weights and their matmuls in an engine."""
+BaseType = Literal["float32", "bfloat16"]  # of the base weights and their matmuls in an engine
 
 MergedType = Literal["base", "float32"]
 """Of merged weights on disk: the base model's own type, to which they are rounded, or all that was computed."""
@@ -105,8 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling temperature
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sampling request asks for beside tokens. P is the prompt's length."""
+class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities that a sampling request asks for beside those of its tokens. P is the prompt's length."""
 
     prompt_logprobs: bool = False
     topk_prompt: int = 0  # K most likely tokens at each prompt position
@@ -116,8 +114,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_prompt(self) -> bool:
-        """Something of the prompt is asked for."""
-        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives or self.targets is not None)
+        """Some of these are of the prompt."""
+        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives) or self.targets is not None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +183,7 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_hit_tokens: int = 0  # of the prompt, whose keys and values were there already
     prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
     topk_prompt: TopK | None = None  # prompt length rows; row 0 is filler
-    target_logprobs: Array | None = None  # float32, shaped as `Wanted.targets`; 0 where skipped
+    target_logprobs: Array | None = None  # float32, shaped as `ExtraLogprobs.targets`; 0 where skipped
     alternatives: TopK | None = None  # P - 1 rows of drawn tokens
 
 
@@ -215,19 +213,31 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the snapshot
     version: int  # policy version
     folder: str | None = None  # PEFT, written whole; None: they are in the engine that took them
-    sha256: str | None = None  # of the folder, by `folders.digest`; None: nobody has told one
+    sha256: str | None = None  # of the folder, by `folders.digest`; None: not known
 
 
-class Trains(Protocol):
-    """One base model, many adapters. Errors are HalteresError: UserError fails the request alone.
-
-    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
-    half a checkpoint never exists.
-    """
+class HoldsModel(Protocol):
+    """What training and sampling have in common. Errors are HalteresError: UserError fails the request alone."""
 
     async def info(self) -> ModelInfo:
         """The base model; also the readiness probe."""
         ...
+
+    async def drop(self, name: str) -> None:
+        """Forget an adapter or a snapshot; unknown names are fine."""
+        ...
+
+    async def close(self) -> None:
+        """End; running calls fail with NotReady."""
+        ...
+
+
+class Trains(HoldsModel, Protocol):
+    """One base model, many adapters.
+
+    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
+    half a checkpoint never exists.
+    """
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         """A new adapter with zero output (version 0) and a fresh optimiser. Same seed, same weights."""
@@ -256,31 +266,19 @@ class Trains(Protocol):
         ...
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """Write a snapshot as a PEFT folder, and tell its digest."""
+        """Write a snapshot as a PEFT folder; its digest is in the answer."""
         ...
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
         """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
         ...
 
-    async def drop(self, name: str) -> None:
-        """Forget an adapter or a snapshot; unknown names are fine."""
-        ...
 
-    async def close(self) -> None:
-        """End; running calls fail with NotReady."""
-        ...
-
-
-class Samples(Protocol):
+class Samples(HoldsModel, Protocol):
     """One base model, many snapshots, which come to it as folders unless it took them itself.
 
-    `snapshot=None` samples from the base model. Errors are as those of `Trains`.
+    `snapshot=None` samples from the base model.
     """
-
-    async def info(self) -> ModelInfo:
-        """The base model; also the readiness probe."""
-        ...
 
     async def hold(self, name: str, source: Weights) -> int:
         """Be ready to sample from these weights under this name; returns their policy version.
@@ -296,7 +294,7 @@ class Samples(Protocol):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> SampleResult:
         """Sample `num_samples` sequences after the prompt (int32 tokens), which is prefilled once.
 
@@ -310,17 +308,9 @@ class Samples(Protocol):
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, told while it is written: each sequence's tokens in order. Of `wanted`, `topk_sampled` alone."""
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Forget a snapshot; unknown names are fine."""
-        ...
-
-    async def close(self) -> None:
-        """End; running calls fail with NotReady."""
+        """As `sample`, piece by piece: each sequence's tokens in order. Of `extra`, `topk_sampled` alone."""
         ...
 
 

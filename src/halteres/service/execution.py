@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from halteres.engine.loss_graphs.validation import checked
+from halteres.engine.loss_graphs import checked
 from halteres.engine.protocol import Adam, CustomLoss, LoraConfig, LossSpec, PassResult, Saved, StepResult, Trains
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, UserError, boundary
 from halteres.losses import STABLE_REINFORCE

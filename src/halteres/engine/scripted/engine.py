@@ -6,9 +6,9 @@ function of (tokens, policy version); samples of (policy version, prompt, seed, 
 
 A test holds, fails, slows and counts its calls:
 
-    held = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
-    await held.inside()                        # one is there
-    held.release()                             # they go on; later ones do not stop
+    hold = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
+    await hold.inside()                        # one is there
+    hold.release()                             # they go on; later ones do not stop
     engine.fail_next("optim_step", ServerError("The device is lost."))
     engine.latency_s["sample"] = 0.05
     engine.calls["sample"], engine.under_way["sample"]
@@ -36,22 +36,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from halteres.engine import checks, protocol
-from halteres.engine.checks import array, tokens_of
-from halteres.engine.datums import TARGETS, check_pass, inputs_of
+from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.folders import digest, size_of, written
-from halteres.engine.protocol import LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult, Wanted
+from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
-from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS, check_shape, foreign_shape
-from halteres.errors import Conflict, HalteresError, InvalidData, NotFound, UserError
+from halteres.engine.shapes import (
+    CONFIG,
+    MAX_RANK,
+    OPTIMIZER,
+    STATE,
+    TARGETS_OF_ADAPTERS,
+    WEIGHTS,
+    check_files,
+    check_shape,
+    foreign_shape,
+)
+from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
-
-CONFIG, TENSORS, STATE, OPTIMIZER = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "state.json",
-    "optimizer.safetensors",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Weights:
         with written(folder) as place:
             (place / CONFIG).write_text(json.dumps(config))
             (place / STATE).write_bytes(msgspec.json.encode(self))
-            save_file(tensors, place / TENSORS)
+            save_file(tensors, place / WEIGHTS)
             if optimizer:
                 save_file({"step": np.asarray([self.version])}, place / OPTIMIZER)
         return Saved(folder=str(folder), size_bytes=size_of(folder), version=self.version)
@@ -96,15 +98,9 @@ class Weights:
             NotFound: a file is missing; the message names it.
             InvalidData: a file cannot be read, or the adapter is none that an engine computes.
         """
-        needed = (CONFIG, TENSORS, OPTIMIZER, STATE) if optimizer else (CONFIG, TENSORS)
-        if missing := [name for name in needed if not (folder / name).is_file()]:
-            raise NotFound(
-                f"The folder {folder} is not the checkpoint that was asked for.",
-                f"It lacks {', '.join(missing)}.",
-                "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
-            )
+        check_files(folder, optimizer)
         try:
-            names = load_file(folder / TENSORS).keys()
+            names = load_file(folder / WEIGHTS).keys()
             if not (folder / STATE).is_file():
                 return cls(lora=foreign_shape(folder, names), version=0)
             return msgspec.json.decode((folder / STATE).read_bytes(), type=cls)
@@ -124,13 +120,13 @@ class Hold:
     """Calls of one operation stop inside until `release`."""
 
     def __init__(self) -> None:
-        self._arrived = asyncio.Semaphore(0)
+        self._inside = asyncio.Semaphore(0)
         self._released = asyncio.Event()
 
     async def inside(self, count: int = 1) -> None:
         """Wait until `count` calls more are inside."""
         for _ in range(count):
-            await self._arrived.acquire()
+            await self._inside.acquire()
 
     def release(self) -> None:
         """Let those inside and all later ones pass."""
@@ -138,7 +134,7 @@ class Hold:
 
     async def stop(self) -> None:
         """The call's side: say that it is inside, then wait."""
-        self._arrived.release()
+        self._inside.release()
         await self._released.wait()
 
 
@@ -192,7 +188,7 @@ class ScriptedEngine:
         self._failures[operation].extend([error] * times)
 
     def release_all(self) -> None:
-        """Let everybody who is held go on."""
+        """Let all calls that are held go on."""
         for hold in self._holds.values():
             hold.release()
 
@@ -204,8 +200,7 @@ class ScriptedEngine:
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
         async with self._inside("create_adapter", adapter):
-            if adapter in self._adapters:
-                raise Conflict(f"The adapter '{adapter}' exists.", next="Drop it first or choose another name.")
+            checks.check_new(self._adapters, adapter)
             check_shape(config)
             self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
 
@@ -213,10 +208,15 @@ class ScriptedEngine:
         self, adapter: str, data: tuple[protocol.Datum, ...], loss: protocol.LossSpec, forward_only: bool = False
     ) -> protocol.PassResult:
         async with self._inside("forward_backward", adapter):
-            found = self._adapter(adapter)
+            found = checks.find_adapter(self._adapters, adapter)
             settings = check_pass(data, loss, self._info)
-            rows = [_target_logprobs(self._bigram(found.weights.version), datum) for datum in data]
-            total = sum(_loss(row, datum, loss, settings) for row, datum in zip(rows, data, strict=True))
+            rows, total = list[np.ndarray](), 0.0
+            for datum in data:
+                targets = array(datum.inputs[TARGETS])
+                before = np.repeat(tokens_of(datum.tokens), targets[0].size)
+                bigram = self._bigram(found.weights.version)
+                rows.append(bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape))
+                total += _loss(rows[-1], datum, loss, settings)
             if not math.isfinite(total):
                 raise checks.loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
             if not forward_only:
@@ -226,7 +226,7 @@ class ScriptedEngine:
 
     async def optim_step(self, adapter: str, adam: protocol.Adam) -> StepResult:
         async with self._inside("optim_step", adapter):
-            found = self._adapter(adapter)
+            found = checks.find_adapter(self._adapters, adapter)
             checks.check_adam(adam)
             if found.accumulated == 0:
                 raise UserError(
@@ -235,34 +235,36 @@ class ScriptedEngine:
                     "Send forward_backward first.",
                 )
             metrics = {"grad_norm:mean": float(found.accumulated)}
-            found.weights = replace(found.weights, version=found.weights.version + 1)
-            found.accumulated = 0
+            found.weights, found.accumulated = replace(found.weights, version=found.weights.version + 1), 0
             return StepResult(version=found.weights.version, metrics=metrics)
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
         async with self._inside("save", adapter):
-            return self._adapter(adapter).weights.write(Path(folder), optimizer, self._info.name, self._hidden_size)
+            return checks.find_adapter(self._adapters, adapter).weights.write(
+                Path(folder), optimizer, self._info.name, self._hidden_size
+            )
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         async with self._inside("load", adapter):
-            weights = Weights.read(Path(folder), optimizer)
-            self._adapters[adapter] = Adapter(weights=weights)
-            return StepResult(version=weights.version, metrics={})
+            self._adapters[adapter] = Adapter(weights=Weights.read(Path(folder), optimizer))
+            return StepResult(version=self._adapters[adapter].weights.version, metrics={})
 
     async def snapshot(self, adapter: str, snapshot: str) -> protocol.Weights:
         async with self._inside("snapshot", adapter):
-            self._snapshots[snapshot] = self._adapter(adapter).weights
+            self._snapshots[snapshot] = checks.find_adapter(self._adapters, adapter).weights
             return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
     async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
         async with self._inside("save_snapshot"):
-            saved = self._snapshot(snapshot).write(Path(folder), False, self._info.name, self._hidden_size)
+            saved = checks.find_snapshot(self._snapshots, snapshot).write(
+                Path(folder), False, self._info.name, self._hidden_size
+            )
             return msgspec.structs.replace(saved, sha256=digest(Path(folder)))
 
     async def hold(self, name: str, source: protocol.Weights) -> int:
         async with self._inside("hold"):
             if source.folder is None:
-                self._snapshots[name] = self._snapshot(source.name)
+                self._snapshots[name] = checks.find_snapshot(self._snapshots, source.name)
             else:
                 checks.check_weights(source, Path(source.folder))
                 self._snapshots[name] = Weights.read(Path(source.folder), optimizer=False)
@@ -274,10 +276,10 @@ class ScriptedEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> protocol.SampleResult:
         async with self._inside("sample"):
-            return self._request(snapshot, prompt, num_samples, params, wanted).result()
+            return self._request(snapshot, prompt, num_samples, params, extra).result()
 
     async def stream(
         self,
@@ -285,11 +287,11 @@ class ScriptedEngine:
         prompt: bytes,
         num_samples: int,
         params: SamplingParams,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
         async with self._inside("stream"):
-            checks.check_streamed(wanted)
-            for piece in self._request(snapshot, prompt, num_samples, params, wanted).pieces():
+            checks.check_streamed(extra)
+            for piece in self._request(snapshot, prompt, num_samples, params, extra).pieces():
                 await self._pause("piece")
                 await asyncio.sleep(0)  # others have their turn between two pieces
                 self._refuse_if_closed()
@@ -340,24 +342,14 @@ class ScriptedEngine:
         if self._closed.is_set():
             raise protocol.EngineGone("The engine is closed.", next="Start another.")
 
-    def _adapter(self, name: str) -> Adapter:
-        if name not in self._adapters:
-            raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
-        return self._adapters[name]
-
-    def _snapshot(self, name: str) -> Weights:
-        if name not in self._snapshots:
-            raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
-        return self._snapshots[name]
-
     def _bigram(self, version: int) -> Bigram:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
     def _request(
-        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, wanted: Wanted
+        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
     ) -> SamplingRequest:
-        version = 0 if snapshot is None else self._snapshot(snapshot).version
-        limit = checks.check_sampling(prompt, num_samples, params, self._info, wanted)
+        version = 0 if snapshot is None else checks.find_snapshot(self._snapshots, snapshot).version
+        limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
 
         def stops(tokens: list[int]) -> bool:
@@ -371,17 +363,10 @@ class ScriptedEngine:
             prompt=prompt,
             num_samples=num_samples,
             params=params,
-            wanted=wanted,
+            extra=extra,
             limit=limit,
             stops=stops,
         )
-
-
-def _target_logprobs(bigram: Bigram, datum: protocol.Datum) -> np.ndarray:
-    """Of every target, shaped as they are."""
-    targets = array(datum.inputs[TARGETS])
-    before = np.repeat(tokens_of(datum.tokens), targets[0].size)
-    return bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
 
 
 def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, settings: Mapping[str, float]) -> float:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.protocol import Array, Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.protocol import Array, ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence, TopK
 from halteres.engine.stream_buffer import joined
 
 END_SHARE = 1 / 16
@@ -80,11 +80,11 @@ def _choose(logprobs_SV: np.ndarray, params: SamplingParams, uniform_S: np.ndarr
     keep_SV = (ranked_SV.cumsum(axis=1) - ranked_SV) < params.top_p
     if params.top_k > 0:
         keep_SV[:, params.top_k :] = False
-    kept_SV = np.zeros_like(shares_SV)
-    np.put_along_axis(kept_SV, order_SV, np.where(keep_SV, ranked_SV, 0.0), axis=1)
-    sums_SV = kept_SV.cumsum(axis=1)
+    chosen_SV = np.zeros_like(shares_SV)
+    np.put_along_axis(chosen_SV, order_SV, np.where(keep_SV, ranked_SV, 0.0), axis=1)
+    sums_SV = chosen_SV.cumsum(axis=1)
     chosen_S = (sums_SV <= uniform_S[:, None] * sums_SV[:, -1:]).sum(axis=1)
-    last_S = kept_SV.shape[1] - 1 - (kept_SV[:, ::-1] > 0).argmax(axis=1)
+    last_S = chosen_SV.shape[1] - 1 - (chosen_SV[:, ::-1] > 0).argmax(axis=1)
     return np.minimum(chosen_S, last_S)
 
 
@@ -96,99 +96,75 @@ class SamplingRequest:
     prompt: bytes
     num_samples: int
     params: SamplingParams
-    wanted: Wanted
+    extra: ExtraLogprobs
     limit: int
     stops: Callable[[list[int]], bool]  # whether a sequence has ended with its newest token
 
     def pieces(self) -> Iterator[Piece]:
         """Every sequence's tokens, one at a time, in turn."""
+        params, num_top, ended = self.params, self.extra.topk_sampled, set[int]()
         written: list[list[int]] = [[] for _ in range(self.num_samples)]
-        ended: set[int] = set()
         before_S = np.full(self.num_samples, tokens_of(self.prompt)[-1])
         for position in range(self.limit):
-            raw_SV = self.bigram.logprobs(before_S)
-            uniform_S = _uniform_numbers(self.params.seed, self.prompt, self.num_samples, position)
-            before_S = _choose(raw_SV, self.params, uniform_S)
-            shown_SV = _tempered(raw_SV, self.params.temperature) if self.params.logprobs == "tempered" else raw_SV
-            for sample in range(self.num_samples):
-                if sample not in ended:
-                    written[sample].append(int(before_S[sample]))
-                    piece = self._piece(sample, written[sample], shown_SV[sample])
-                    yield piece
-                    if piece.stop_reason is not None:
-                        ended.add(sample)
+            shown_SV = raw_SV = self.bigram.logprobs(before_S)
+            before_S = _choose(raw_SV, params, _uniform_numbers(params.seed, self.prompt, self.num_samples, position))
+            if params.logprobs == "tempered" and params.temperature != 0:
+                scaled_SV = raw_SV.astype(np.float64) / params.temperature
+                scaled_SV -= scaled_SV.max(axis=1, keepdims=True)
+                shown_SV = (scaled_SV - np.log(np.exp(scaled_SV).sum(axis=1, keepdims=True))).astype(np.float32)
+            for sample in sorted(set(range(self.num_samples)) - ended):
+                token, tokens = int(before_S[sample]), written[sample]
+                tokens.append(token)
+                reason = "stop" if self.stops(tokens) else "length" if len(tokens) == self.limit else None
+                yield Piece(
+                    sample=sample,
+                    tokens=np.int32(token).tobytes(),
+                    logprobs=np.float32(shown_SV[sample, token]).tobytes(),
+                    version=self.bigram.version,
+                    top=_most_likely(shown_SV[sample][None], num_top) if num_top else None,
+                    stop_reason=reason,
+                )
+                if reason is not None:
+                    ended.add(sample)
             if len(ended) == self.num_samples:
                 return
 
     def result(self) -> SampleResult:
         """All of it."""
-        of_sample: list[list[Piece]] = [[] for _ in range(self.num_samples)]
-        for piece in self.pieces():
-            of_sample[piece.sample].append(piece)
-        wanted, prompt = self.wanted, tokens_of(self.prompt)
-        after_PV = self.bigram.logprobs(prompt[:-1]) if wanted.of_prompt else np.empty((0, 0), np.float32)
-        known = (
-            np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1) if wanted.prompt_logprobs else None
-        )
+        pieces, sequences = list(self.pieces()), list[Sequence]()
+        for sample in range(self.num_samples):
+            whole = joined([piece for piece in pieces if piece.sample == sample])
+            reason = whole.stop_reason or "length"
+            sequences.append(Sequence(tokens=whole.tokens, logprobs=whole.logprobs, stop_reason=reason, top=whole.top))
+        extra, prompt, own, top, targets, drawn = self.extra, tokens_of(self.prompt), None, None, None, None
+        after_PV = self.bigram.logprobs(prompt[:-1]) if extra.of_prompt else np.empty((0, 0), np.float32)
+        if extra.prompt_logprobs:
+            own_P1 = np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1)
+            own = np.append(np.float32(np.nan), own_P1).tobytes()
+        if k := extra.topk_prompt:  # behind filler: the first position has no distribution
+            top, filler = _most_likely(after_PV, k), np.full(k, FILLER, np.float32).tobytes()
+            ids = np.zeros(k, np.int32).tobytes() + top.ids
+            top = TopK(k=k, length=top.length + 1, ids=ids, logprobs=filler + top.logprobs)
+        if extra.targets is not None:
+            ids_PK = array(extra.targets)
+            found_PK = np.take_along_axis(after_PV, np.maximum(ids_PK, 0), axis=1)
+            data = np.where(ids_PK < 0, np.float32(0), found_PK).astype(np.float32).tobytes()
+            targets = Array(dtype="float32", shape=ids_PK.shape, data=data)
+        if k := extra.alternatives:  # at the temperature alone
+            params = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
+            ids_PK = np.zeros((len(after_PV), k), np.int64)
+            for at, row_V in enumerate(after_PV):
+                uniform_K = _uniform_numbers(params.seed, self.prompt, k, ALTERNATIVES_AT + at)
+                ids_PK[at] = _choose(np.repeat(row_V[None], k, axis=0), params, uniform_K)
+            drawn = _listed(ids_PK, np.take_along_axis(after_PV, ids_PK, axis=1))
         return SampleResult(
-            sequences=tuple(_sequence(joined(pieces)) for pieces in of_sample),
+            sequences=tuple(sequences),
             version=self.bigram.version,
-            prompt_logprobs=None if known is None else np.append(np.float32(np.nan), known).tobytes(),
-            topk_prompt=_behind_filler(_most_likely(after_PV, wanted.topk_prompt)) if wanted.topk_prompt else None,
-            target_logprobs=None if wanted.targets is None else _scored(wanted.targets, after_PV),
-            alternatives=self._alternatives(after_PV, wanted.alternatives) if wanted.alternatives else None,
+            prompt_logprobs=own,
+            topk_prompt=top,
+            target_logprobs=targets,
+            alternatives=drawn,
         )
-
-    def _piece(self, sample: int, tokens: list[int], logprobs_V: np.ndarray) -> Piece:
-        reason = "stop" if self.stops(tokens) else "length" if len(tokens) == self.limit else None
-        return Piece(
-            sample=sample,
-            tokens=np.int32(tokens[-1]).tobytes(),
-            logprobs=np.float32(logprobs_V[tokens[-1]]).tobytes(),
-            version=self.bigram.version,
-            top=_most_likely(logprobs_V[None], self.wanted.topk_sampled) if self.wanted.topk_sampled else None,
-            stop_reason=reason,
-        )
-
-    def _alternatives(self, after_PV: np.ndarray, k: int) -> TopK:
-        """K tokens drawn at each position of the prompt, at the temperature alone."""
-        params = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
-        ids = [
-            _choose(
-                np.repeat(row_V[None], k, axis=0),
-                params,
-                _uniform_numbers(params.seed, self.prompt, k, ALTERNATIVES_AT + at),
-            )
-            for at, row_V in enumerate(after_PV)
-        ]
-        ids_PK = np.asarray(ids, np.int64).reshape(len(after_PV), k)
-        return _listed(ids_PK, np.take_along_axis(after_PV, ids_PK, axis=1))
-
-
-def _scored(targets: Array, after_PV: np.ndarray) -> Array:
-    ids_PK = array(targets)
-    known_PK = np.where(ids_PK < 0, np.float32(0), np.take_along_axis(after_PV, np.maximum(ids_PK, 0), axis=1))
-    return Array(dtype="float32", shape=ids_PK.shape, data=known_PK.astype(np.float32).tobytes())
-
-
-def _behind_filler(known: TopK) -> TopK:
-    """The first position of a prompt has no distribution."""
-    ids, logprobs = np.zeros(known.k, np.int32).tobytes(), np.full(known.k, FILLER, np.float32).tobytes()
-    return TopK(k=known.k, length=known.length + 1, ids=ids + known.ids, logprobs=logprobs + known.logprobs)
-
-
-def _sequence(whole: Piece) -> Sequence:
-    reason = whole.stop_reason or "length"
-    return Sequence(tokens=whole.tokens, logprobs=whole.logprobs, stop_reason=reason, top=whole.top)
-
-
-def _tempered(raw_SV: np.ndarray, temperature: float) -> np.ndarray:
-    """log-softmax at the temperature; that of 1 where it is greedy."""
-    if temperature == 0:
-        return raw_SV
-    scaled_SV = raw_SV.astype(np.float64) / temperature
-    scaled_SV -= scaled_SV.max(axis=1, keepdims=True)
-    return (scaled_SV - np.log(np.exp(scaled_SV).sum(axis=1, keepdims=True))).astype(np.float32)
 
 
 def _most_likely(logprobs_LV: np.ndarray, k: int) -> TopK:

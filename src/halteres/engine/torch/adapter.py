@@ -1,25 +1,156 @@
-"""A trainable adapter: weights, gradient, optimiser state, version.
-
-Owns: AdamW on one flat buffer; what happens to the gradient, and when; copies of it all for the disk.
-Never: sees data; shares a tensor with a snapshot or a copy.
+"""An adapter: LoRA weights, all views of one flat buffer; what they add to a projection; gradient, optimiser, version.
 
     forward_backward ──▶ pass gradient ──whole pass succeeded──▶ gradient ──optim_step──▶ weights, version + 1
+
+A's of one projection lie next to each other, so the stacked A of a fused projection is a view too. No tensor is shared
+with a snapshot, or with a copy for the disk.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from halteres.engine.checks import LARGEST, LossNotFinite, check_adam
-from halteres.engine.protocol import UPDATE_METRIC, Adam, StepResult
-from halteres.engine.torch.lora import Layout, Lora, LoraWeights
-from halteres.engine.torch.model import Projection
+from halteres.engine.protocol import UPDATE_METRIC, Adam, LoraConfig, StepResult
+from halteres.engine.shapes import check_shape
+from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.projections import Projection, operand_type, reduced
+from halteres.engine.torch.token_sampling import as_seed
 from halteres.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """The adapter of one projection: `scale * B_i @ A_i` for each part i. R = parts * rank.
+
+    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks of one matrix. What
+    matmuls read has the type of the base's weights; what is trained is fp32. Whoever changes an A or a B calls `fuse`.
+    All of it is left to torch's default BLAS: oneDNN lays such narrow matrices out anew, and takes twice as long.
+    """
+
+    a_RD: Tensor
+    b: tuple[Tensor, ...]  # per part, E_i x rank
+    read_a_RD: Tensor  # A as matmuls read it; shares its memory if the base's weights are fp32
+    scaled_b_ER: Tensor
+    blocks: tuple[tuple[slice, slice], ...]  # where each part's B lies in it
+    scale: float
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """A, then every B: what is trained and saved."""
+        return self.a_RD, *self.b
+
+    def fuse(self) -> None:
+        """Copy A, where it has another type, and the B's into the block-diagonal matrix."""
+        with torch.no_grad():
+            if self.read_a_RD.dtype != self.a_RD.dtype:
+                self.read_a_RD.copy_(self.a_RD)
+            for b, block in zip(self.b, self.blocks, strict=True):
+                torch.mul(b, self.scale, out=self.scaled_b_ER[block])
+
+    def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
+        """See `Adaptation`; x @ A^T is N x R."""
+        h_NR = reduced(x_ND, self.read_a_RD)
+        for outputs, columns in self.blocks:
+            y_NE[:, outputs].addmm_(h_NR[:, columns], self.scaled_b_ER[outputs, columns].t())
+        return h_NR
+
+    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Adaptation`."""
+        g_NR = torch.empty_like(h)
+        for outputs, columns in self.blocks:
+            torch.mm(dy_NE[:, outputs], self.scaled_b_ER[outputs, columns], out=g_NR[:, columns])
+        if dx_ND is not None:
+            dx_ND.addmm_(g_NR, self.read_a_RD)
+        parts = (torch.mm(dy_NE[:, outputs].t(), h[:, columns]) for outputs, columns in self.blocks)
+        return torch.mm(g_NR.t(), x_ND).float(), *(part.float().mul_(self.scale) for part in parts)
+
+
+LoraWeights = Mapping[Projection, Lora]  # a projection without an adapter is absent
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where an adapter's tensors lie in its flat buffer; a pure function of base model and configuration."""
+
+    config: LoraConfig
+    projections: tuple[Projection, ...]
+
+    @classmethod
+    def of(cls, base: BaseModel, config: LoraConfig) -> Layout:
+        """The layout of an adapter on this base."""
+        check_shape(config)
+        chosen: list[Projection] = []
+        for layer in base.layers:
+            chosen += layer.attention if config.train_attn else ()
+            chosen += layer.mlp if config.train_mlp else ()
+        chosen += (base.head,) if config.train_unembed else ()
+        return cls(config, tuple(chosen))
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.config.alpha / self.config.rank
+
+    @property
+    def size(self) -> int:
+        """Numbers in the flat buffer."""
+        rank = self.config.rank
+        return sum(rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) for p in self.projections)
+
+    def views(self, flat: Tensor) -> dict[Projection, Lora]:
+        """The adapter's tensors in a flat buffer, as views, and its B's fused."""
+        rank, views = self.config.rank, dict[Projection, Lora]()
+        for projection, a_RD, b in self._split(flat):
+            columns = (slice(i * rank, (i + 1) * rank) for i in range(len(b)))
+            rows = (slice(part.start, part.stop) for part in projection.parts)
+            dtype = operand_type(projection.weight_ED)
+            views[projection] = Lora(
+                a_RD=a_RD,
+                b=b,
+                read_a_RD=a_RD.to(dtype),
+                scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0]), dtype=dtype),
+                blocks=tuple(zip(rows, columns, strict=True)),
+                scale=self.scale,
+            )
+            views[projection].fuse()
+        return views
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors by PEFT's names, as views: `<module>.lora_A.weight` (rank x in), `lora_B` (out x rank)."""
+        rank, found = self.config.rank, dict[str, Tensor]()
+        for projection, a_RD, b in self._split(flat):
+            for i, part in enumerate(projection.parts):
+                found[f"base_model.model.{part.module}.lora_A.weight"] = a_RD[i * rank : (i + 1) * rank]
+                found[f"base_model.model.{part.module}.lora_B.weight"] = b[i]
+        return found
+
+    def initial(self, device: torch.device) -> Tensor:
+        """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
+        generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
+        flat = torch.zeros(self.size)
+        for _, a_RD, _ in self._split(flat):
+            bound = 1 / math.sqrt(a_RD.shape[1])
+            a_RD.uniform_(-bound, bound, generator=generator)
+        return flat.to(device)
+
+    def _split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
+        """Each projection with its stacked A and its B's, as views."""
+        rank, start = self.config.rank, 0
+
+        def take(rows: int, columns: int) -> Tensor:
+            nonlocal start
+            start += rows * columns
+            return flat[start - rows * columns : start].view(rows, columns)
+
+        for projection in self.projections:
+            a_RD = take(len(projection.parts) * rank, projection.inputs)
+            yield projection, a_RD, tuple(take(part.stop - part.start, rank) for part in projection.parts)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
@@ -37,18 +168,13 @@ class Snapshot:
         return cls(layout=layout, flat=flat, weights=layout.views(flat), version=version)
 
     def checkpoint(self) -> Checkpoint:
-        """The same weights, for the disk.
-
-        Raises:
-            UserError: the base model has none.
-        """
+        """The same weights, for the disk."""
         if self.layout is None or self.flat is None:
             raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
         return Checkpoint(layout=self.layout, flat=self.flat, version=self.version, adam=None)
 
 
-BASE = Snapshot(layout=None, flat=None, weights={}, version=0)
-"""The base model without an adapter."""
+BASE = Snapshot(layout=None, flat=None, weights={}, version=0)  # the base model without an adapter
 
 
 @dataclass(slots=True)
@@ -60,23 +186,9 @@ class AdamState:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
-    """What a step would make of weights and moments, computed beside them."""
-
-    weights: Tensor
-    adam: AdamState
-
-    @property
-    def finite(self) -> bool:
-        """Nothing in it is NaN or infinite; smallest and largest say so without a mask as long as the buffer."""
-        tensors = self.weights, self.adam.first, self.adam.second
-        return all(math.isfinite(float(end)) for tensor in tensors for end in tensor.aminmax())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What of an adapter is kept on disk; nobody changes it any more."""
+    """What of an adapter goes to disk; nobody changes it any more."""
 
     layout: Layout
     flat: Tensor
@@ -119,17 +231,14 @@ class Adapter:
     def checkpoint(self, optimizer: bool) -> Checkpoint:
         """A copy in main memory; what happens to the adapter from now on is not in it."""
         own = self.adam
-        adam = AdamState(_kept(own.first), _kept(own.second), own.steps) if optimizer else None
-        return Checkpoint(layout=self.layout, flat=_kept(self.flat), version=self.version, adam=adam)
+        adam = AdamState(_copied(own.first), _copied(own.second), own.steps) if optimizer else None
+        return Checkpoint(layout=self.layout, flat=_copied(self.flat), version=self.version, adam=adam)
 
     def step(self, adam: Adam) -> StepResult:
-        """Apply and clear the gradient. Whatever raises here has changed no weight and no moment.
+        """Apply and clear the gradient.
 
-        Raises:
-            InvalidData: a number of `adam` is out of range; the gradient stays too.
-            UserError: no gradient was accumulated.
-            LossNotFinite: the gradient, or what the step would make of weights and moments, is NaN or infinite; the
-                gradient is cleared: the same step on it would be refused again.
+        Whatever raises here has changed no weight and no moment. After a LossNotFinite the gradient is cleared: the
+        same step on it would be refused again.
         """
         check_adam(adam)
         if not self._accumulated:
@@ -146,8 +255,16 @@ class Adapter:
                 f"Its norm is {norm}. The weights are untouched, the gradient has been cleared.",
                 "Look for huge importance ratios, advantages or weights in the data; lower the learning rate.",
             )
-        stepped = self._stepped(adam, norm)
-        if not stepped.finite:
+        free = (
+            torch.empty_like(self.flat),
+            torch.empty_like(self.flat),
+            self._pass_gradient,
+        )  # nothing has changed yet
+        if adam.grad_clip_norm > 0:
+            self._gradient.mul_(min(1.0, adam.grad_clip_norm / (norm + 1e-6)))
+        stepped = _adamw(self.flat, self._gradient, self.adam, adam, free)
+        # Smallest and largest say whether all are finite without a mask as long as the buffer.
+        if not all(math.isfinite(float(end)) for tensor in stepped for end in tensor.aminmax()):
             self._clear()
             raise LossNotFinite(
                 "The step was refused: what it makes of the weights is not finite.",
@@ -155,33 +272,27 @@ class Adapter:
                 f"Lower learning_rate ({adam.learning_rate:g}) or weight_decay ({adam.weight_decay:g}), keep eps "
                 f"({adam.eps:g}) above 0, and send forward_backward again.",
             )
-        self._take(stepped)
-        return StepResult(version=self.version, metrics={"grad_norm:mean": norm, UPDATE_METRIC: self.update_norm()})
-
-    def update_norm(self) -> float:
-        """The Frobenius norm of what the adapter adds to the base weights, relative to that of those weights."""
-        if self._base_norm is None:
-            self._base_norm = _norm(
-                torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
-            )
-        return _norm(map(_product_norm, self.weights.values())) / self._base_norm
-
-    def _stepped(self, adam: Adam, norm: float) -> Stepped:
-        """What the step makes of the adapter, which stays as it is; the gradient is used up."""
-        fresh = torch.empty_like(self.flat), torch.empty_like(self.flat)  # where memory ends, nothing has changed yet
-        if adam.grad_clip_norm > 0:
-            self._gradient.mul_(min(1.0, adam.grad_clip_norm / (norm + 1e-6)))
-        return _adamw(self.flat, self._gradient, self.adam, adam, (*fresh, self._pass_gradient))
-
-    def _take(self, stepped: Stepped) -> None:
-        self.flat.copy_(stepped.weights)
-        self.adam.first.copy_(stepped.adam.first)
-        self.adam.second.copy_(stepped.adam.second)
-        self.adam.steps = stepped.adam.steps
+        for own, new in zip((self.flat, self.adam.first, self.adam.second), stepped, strict=True):
+            own.copy_(new)
+        self.adam.steps += 1
         for lora in self.weights.values():
             lora.fuse()
         self._clear()
         self.version += 1
+        return StepResult(version=self.version, metrics={"grad_norm:mean": norm, UPDATE_METRIC: self.update_norm()})
+
+    def update_norm(self) -> float:
+        """The Frobenius norm of what the adapter adds to the base weights, relative to that of those weights.
+
+        The product B A is never made: |BA|^2 is the sum of B'B times AA', element by element.
+        """
+        if self._base_norm is None:
+            self._base_norm = _norm(
+                torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
+            )
+        weights = ((one.scaled_b_ER.detach().float(), one.a_RD.detach().float()) for one in self.weights.values())
+        products = (((b_ER.T @ b_ER) * (a_RD @ a_RD.T)).sum().clamp(min=0).sqrt() for b_ER, a_RD in weights)
+        return _norm(products) / self._base_norm
 
     def _clear(self) -> None:
         self._gradient.zero_()
@@ -211,20 +322,14 @@ def _norm(parts: Iterable[Tensor]) -> float:
     return math.sqrt(math.fsum(float(part) ** 2 for part in parts))
 
 
-def _product_norm(lora: Lora) -> Tensor:
-    """Of the product B A, which is never made: |BA|^2 is the sum of B'B times AA', element by element."""
-    b_ER, a_RD = lora.scaled_b_ER.detach().float(), lora.a_RD.detach().float()
-    return ((b_ER.T @ b_ER) * (a_RD @ a_RD.T)).sum().clamp(min=0).sqrt()
-
-
-def _kept(tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
 def _adamw(
     weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam, free: tuple[Tensor, Tensor, Tensor]
-) -> Stepped:
-    """One step of torch.optim.AdamW's update (decoupled decay; eps outside the root), in the `free` buffers.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and both moments after one step of torch.optim.AdamW (decoupled decay; eps outside the root), in `free`.
 
     It uses `gradient` up: three buffers hold the result, a fourth the denominator.
     """
@@ -235,7 +340,7 @@ def _adamw(
     denominator = torch.sqrt(second, out=gradient).div_(math.sqrt(correction2)).add_(adam.eps)
     moved = torch.mul(weights, _as_float32(1 - adam.learning_rate * adam.weight_decay), out=free[2])
     moved.addcdiv_(first, denominator, value=_as_float32(-adam.learning_rate / correction1))
-    return Stepped(moved, AdamState(first, second, steps))
+    return moved, first, second
 
 
 def _as_float32(factor: float) -> float:

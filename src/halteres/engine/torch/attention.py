@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from halteres.engine.torch import flash
-from halteres.engine.torch.cache import POSITION_STEP, Block, round_up
-from halteres.engine.torch.heads import Grid, Heads
+from halteres.engine.torch.cache import POSITION_STEP, Block
+from halteres.engine.torch.model import Grid, Heads
+from halteres.engine.torch.projections import round_up
 
 KEY_BLOCK = 192
 """Keys of one matmul of weights and values."""
@@ -38,14 +39,6 @@ were 4 times as slow; these are as fast as an fp32 cache in main memory."""
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
 the rows of a single matrix, and an odd rest has other bits."""
-
-
-class Attention(Protocol):
-    """How the tokens of one pass see each other and the past."""
-
-    def __call__(self, layer: int, heads: Heads) -> Tensor:
-        """The attended values, N x (H*W)."""
-        ...
 
 
 def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
@@ -138,7 +131,7 @@ class Causal:
             for part in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
         )
         if self._lengths is None:
-            self._lengths = flash.Lengths.of([length] * self._rows, [length] * self._rows, q_IHW.device)
+            self._lengths = flash.Lengths([length] * self._rows, [length] * self._rows, q_IHW.device)
         return flash.attend(q_IHW, k_IKW, v_IKW, self._lengths).flatten(1)
 
     def _merged(self, out_XGTW: Tensor) -> Tensor:

@@ -1,10 +1,7 @@
 """Where keys and values lie while sequences are decoded: blocks of slots of one length.
 
-Owns: a block's buffer and what attention reads and writes of it; which lengths slots have; how much memory all blocks
-take together.
-Never: knows which sequence a slot belongs to, or who may have one.
-Promise: a position that its slot's sequence has not written is zero, whatever the slot's last tenant left: attention
-gives it the weight 0, but 0 * NaN is NaN.
+A position that its slot's sequence has not written is zero, whatever the slot's last tenant left: attention gives it
+the weight 0, but 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -18,23 +15,16 @@ import torch
 from torch import Tensor
 
 from halteres.engine.torch.adapter import Snapshot
-from halteres.engine.torch.heads import Heads
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.model import BaseModel, Heads
+from halteres.engine.torch.projections import round_up
 
-POSITION_STEP = 32
-"""Bounds of what attention reads are multiples of this, as are lengths of slots."""
-
+POSITION_STEP = 32  # bounds of what attention reads are multiples of this, as are lengths of slots
 SHORTEST = 128
 """Positions of the shortest slot: steps of a small model have one or two blocks, and each costs calls of its own."""
 
 MOST_BYTES, MOST_SHARE = 32 << 20, 32
 """A block of several slots holds at most so many bytes, or this part of all memory where that is more: blocks grow by
 copying, and what a copy takes has to be small beside a step's reading."""
-
-
-def round_up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
-    return -(-value // step) * step
 
 
 def slot_length(positions: int, context: int) -> int:
@@ -119,9 +109,14 @@ class Prefix:
     block: Block  # of one slot
     snapshot: weakref.ref[Snapshot]
 
+    @property
+    def texts(self) -> list[bytes]:
+        """What it begins with, in whole pages: the keys that it is found by."""
+        return [self.tokens[:stop].tobytes() for stop in range(POSITION_STEP, len(self.tokens) + 1, POSITION_STEP)]
+
 
 class PrefixCache:
-    """What ended sequences began with, in memory that no row wants; the least recently used goes first.
+    """What ended sequences began with, in memory that no row needs; the least recently used goes first.
 
     A prefix is found by its whole pages, so that a text's queries fall into the blocks in which a whole prefill has
     them, and have the same bits. Those of a snapshot that nobody holds any more go at the next look for room.
@@ -161,11 +156,8 @@ class PrefixCache:
         prefix = Prefix(tokens[:length], Block(self._base, 1, length), weakref.ref(snapshot))
         prefix.block.copy([0], block, [slot], length)
         self._entries[prefix] = None
-        self._index(by_text, prefix)
-
-    def _index(self, by_text: dict[bytes, Prefix], prefix: Prefix) -> None:
-        for stop in range(POSITION_STEP, len(prefix.tokens) + 1, POSITION_STEP):
-            by_text.setdefault(prefix.tokens[:stop].tobytes(), prefix)
+        for text in prefix.texts:
+            by_text.setdefault(text, prefix)
 
     def shrink(self, area: int, count: int | None = None) -> None:
         """Keep so many positions, and prefixes, at most."""
@@ -177,20 +169,15 @@ class PrefixCache:
         while self._entries and (held > area or len(self._entries) > most):
             prefix = next(iter(self._entries))
             held -= prefix.block.area
-            self._drop(prefix)
-
-    def _drop(self, prefix: Prefix) -> None:
-        del self._entries[prefix]
-        snapshot = prefix.snapshot()
-        by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
-        for stop in range(POSITION_STEP, len(prefix.tokens) + 1, POSITION_STEP):
-            text = prefix.tokens[:stop].tobytes()
-            if by_text.get(text) is prefix:
+            del self._entries[prefix]
+            snapshot = prefix.snapshot()
+            by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
+            for text in [text for text in prefix.texts if by_text.get(text) is prefix]:
                 del by_text[text]
-        first = prefix.tokens[:POSITION_STEP].tobytes()
-        for other in self._entries:  # those that begin alike are found by their own pages from now on
-            if other.snapshot() is snapshot and other.tokens[:POSITION_STEP].tobytes() == first:
-                self._index(by_text, other)
+            for other in self._entries:  # those that begin alike are found by their own pages from now on
+                if other.snapshot() is snapshot and other.texts[0] == prefix.texts[0]:
+                    for text in other.texts:
+                        by_text.setdefault(text, other)
 
 
 class CacheMemory:

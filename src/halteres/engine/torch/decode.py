@@ -1,8 +1,7 @@
-"""Sequences, of whatever snapshots, decoded together.
+"""Sequences, of whatever snapshots, decoded together: prefill of rows that have entered, one decode step of all rows.
 
-Owns: prefill of rows that have entered, one decode step of all rows.
-Never: decides who may enter or makes way.
-Promise: a row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had.
+A row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had. Who may enter or
+makes way is the scheduler's to decide (`worker`).
 """
 
 from __future__ import annotations
@@ -20,17 +19,13 @@ from torch import Tensor
 from halteres.engine.protocol import TopK
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
-from halteres.engine.torch.cache import POSITION_STEP, CacheMemory, round_up
-from halteres.engine.torch.decode_slots import COLUMNS, Place, RowBlock, Rows
-from halteres.engine.torch.forward import head_logits, hidden_states
-from halteres.engine.torch.heads import Grid
-from halteres.engine.torch.limits import Limits
-from halteres.engine.torch.matmul import LEAST_ROWS
-from halteres.engine.torch.memory import attempt
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.cache import POSITION_STEP, CacheMemory
+from halteres.engine.torch.limits import Limits, attempt
+from halteres.engine.torch.model import BaseModel, Grid
 from halteres.engine.torch.multi_lora import MultiLora
-from halteres.engine.torch.requests import Newest, Row, SampleRequest
-from halteres.engine.torch.scores import Share, score_prompt
+from halteres.engine.torch.projections import LEAST_ROWS, head_logits, round_up
+from halteres.engine.torch.rows import COLUMNS, Newest, Place, Row, RowBlock, Rows, SampleRequest
+from halteres.engine.torch.scores import PromptScorer, score_prompt
 from halteres.engine.torch.token_sampling import Chosen, Shaping, as_seed, choose, uniforms
 from halteres.errors import UserError
 
@@ -53,17 +48,6 @@ class Text:
         """Positions that have to be computed."""
         return range(self.start, len(self.tokens))
 
-    @property
-    def scored(self) -> bool:
-        """Some request wants something of every position."""
-        return any(request.scores is None and request.wanted.of_prompt for request in self.requests)
-
-    def spread(self) -> None:
-        """Copy the first slot into the others."""
-        block, slot = self.slots[0]
-        for other, found in groupby(self.slots[1:], key=lambda place: place[0]):
-            other.cache.copy([number for _, number in found], block.cache, [slot], len(self))
-
 
 class DecodeBatch:
     """All rows."""
@@ -73,11 +57,6 @@ class DecodeBatch:
         self._memory, self.rows = memory, Rows(memory)
         self.mixture = MultiLora(base, limits.mixture_bytes)
         self._entered: list[Place] = []  # not prefilled yet
-
-    @property
-    def requests(self) -> set[SampleRequest]:
-        """Those that have rows here."""
-        return {row.request for row in self.rows}
 
     @property
     def has_entered(self) -> bool:
@@ -97,7 +76,17 @@ class DecodeBatch:
     def enter(self, request: SampleRequest, length: int, count: int) -> None:
         """The first rows that wait get slots of this length, for which there is room; `prefill` fills them."""
         rows = list(islice(request.waiting, count))
-        self._entered += self.rows.enter(length, rows, self._first_columns(request, rows))
+        # The newest token of each is the last of what it has so far.
+        params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
+        columns_N["position"] = [row.length - 1 for row in rows]
+        columns_N["seed"] = as_seed(params.seed)
+        columns_N["sample"] = [row.sample for row in rows]
+        columns_N["temperature"] = params.temperature
+        columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
+        columns_N["top_p"] = params.top_p
+        columns_N["tempered"] = params.logprobs == "tempered"
+        columns_N["num_top"] = request.extra.topk_sampled
+        self._entered += self.rows.enter(length, rows, columns_N)
         for _ in rows:
             request.waiting.popleft()
 
@@ -108,8 +97,18 @@ class DecodeBatch:
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
         for text in texts:
-            self._begin(text)
-        hidden_UD = self._prefill(texts)
+            scored = any(request.scores is None and request.extra.of_prompt for request in text.requests)
+            found = None if scored else self._memory.prefixes.find(text.snapshot, text.tokens)
+            if found is not None:
+                prefix, text.start = found
+                block, slot = text.slots[0]
+                block.cache.copy([slot], prefix.block, [0], text.start)
+            for request in text.requests:
+                if request.scores is None:
+                    request.cache_hit_tokens = text.start
+            self._memory.prefixes.hit_tokens += text.start
+            self._memory.prefixes.computed_tokens += len(text.rest)
+        hidden_UD = self._last_hidden(texts)
         self._advance(places, columns_N, hidden_UD.index_select(0, self._tensor(text_of_row)))
 
     def step(self) -> None:
@@ -122,7 +121,7 @@ class DecodeBatch:
         owners = _owners(places)
         self.mixture.hold(owners)
         adaptations = self.mixture.adaptations(owners, 1, len(columns_S))
-        hidden_SD = hidden_states(self.base, adaptations, tokens_S, grid, attention)
+        hidden_SD = self.base.hidden_states(adaptations, tokens_S, grid, attention)
         count = len(self.rows)
         self._advance(places, columns_S[:count], hidden_SD[:count])
 
@@ -135,33 +134,7 @@ class DecodeBatch:
         if not self.rows:
             self.mixture.hold(())
 
-    def _first_columns(self, request: SampleRequest, rows: Sequence[Row]) -> np.ndarray:
-        """Of rows whose newest token is the last of what they have so far."""
-        params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
-        columns_N["position"] = [row.length - 1 for row in rows]
-        columns_N["seed"] = as_seed(params.seed)
-        columns_N["sample"] = [row.sample for row in rows]
-        columns_N["temperature"] = params.temperature
-        columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
-        columns_N["top_p"] = params.top_p
-        columns_N["tempered"] = params.logprobs == "tempered"
-        columns_N["told"] = request.wanted.topk_sampled
-        return columns_N
-
-    def _begin(self, text: Text) -> None:
-        """Copy what is known of the text already into the first of its slots."""
-        found = None if text.scored else self._memory.prefixes.find(text.snapshot, text.tokens)
-        if found is not None:
-            prefix, text.start = found
-            block, slot = text.slots[0]
-            block.cache.copy([slot], prefix.block, [0], text.start)
-        for request in text.requests:
-            if request.scores is None:
-                request.cache_hit_tokens = text.start
-        self._memory.prefixes.hit_tokens += text.start
-        self._memory.prefixes.computed_tokens += len(text.rest)
-
-    def _prefill(self, texts: Sequence[Text]) -> Tensor:
+    def _last_hidden(self, texts: Sequence[Text]) -> Tensor:
         """The hidden state of every text's last token, U x D, in order.
 
         Texts run with others of the same padded length only, so that their bits do not depend on company.
@@ -188,20 +161,20 @@ class DecodeBatch:
         slots = [(block.cache, slot) for block, slot in (text.slots[0] for text in texts)]
         attention = Prefill(grid, slots, [text.rest for text in texts])
         adaptations = self.mixture.adaptations([text.snapshot for text in texts], length, tokens.size)
-        hidden_ND = hidden_states(self.base, adaptations, tokens_BT.view(-1), grid, attention)
+        hidden_ND = self.base.hidden_states(adaptations, tokens_BT.view(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(texts), length, -1)
         for row, text in enumerate(texts):
-            self._score(text, tokens_BT[row], hidden_BTD[row])
-            text.spread()
+            # Of a row that goes on, its request has the scores already.
+            requests = [request for request in text.requests if request.scores is None]
+            tokens_P, elements = tokens_BT[row, : len(text)], self.limits.head_elements
+            scorers = [PromptScorer(request.extra, request.params, tokens_P) for request in requests]
+            score_prompt(self.base.head, text.snapshot.weights, hidden_BTD[row], len(text), scorers, elements)
+            for request, scorer in zip(requests, scorers, strict=True):
+                request.scores = scorer.result()
+            block, slot = text.slots[0]
+            for other, places in groupby(text.slots[1:], key=lambda place: place[0]):
+                other.cache.copy([number for _, number in places], block.cache, [slot], len(text))
         return hidden_BTD
-
-    def _score(self, text: Text, tokens_T: Tensor, hidden_TD: Tensor) -> None:
-        """What requests want of their prompts; of a row that goes on, its request has it already."""
-        requests = [request for request in text.requests if request.scores is None]
-        shares = [Share(request.wanted, request.params, tokens_T[: len(text)]) for request in requests]
-        score_prompt(self.base, text.snapshot.weights, hidden_TD, len(text), shares, self.limits.head_elements)
-        for request, share in zip(requests, shares, strict=True):
-            request.scores = share.scores()
 
     def _advance(self, places: Sequence[Place], columns_N: np.ndarray, hidden_ND: Tensor) -> None:
         """Sample a token for each of these rows, given the hidden state of its newest token.
@@ -209,7 +182,7 @@ class DecodeBatch:
         Every row takes its token before any leaves: a request that has diverged costs its neighbours nothing.
         """
         columns_N["position"] += 1
-        newest = self._sample(hidden_ND, _shaping(columns_N), _owners(places))
+        newest = self._sample(hidden_ND, columns_N, _owners(places))
         columns_N["token"] = [new.token for new in newest]
         rows, start = list[Row](), 0
         for block, slots in places:
@@ -220,27 +193,9 @@ class DecodeBatch:
         taken = zip(rows, newest, strict=True)
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
-            attempt("a cached prefix", lambda: self.rows.keep(ended))  # nobody needs it: a failure is nobody's
+            attempt("a cached prefix", lambda: self.rows.keep_prefixes(ended))  # nobody needs it: a failure is nobody's
             self._leave(ended)
-        if broken:
-            self._break(broken)
-
-    def _sample(self, hidden_ND: Tensor, shaping: Shaping, owners: Sequence[Snapshot]) -> list[Newest]:
-        """A token for every row; the logits of a few rows at a time."""
-        size = max(LEAST_ROWS, self.limits.head_elements // self.base.vocabulary // LEAST_ROWS * LEAST_ROWS)
-        found, tops = list[Chosen](), dict[int, TopK]()
-        for start in range(0, hidden_ND.shape[0], size):
-            rows_CD = _padded(hidden_ND[start : start + size])
-            adaptations = self.mixture.adaptations(owners[start : start + size], 1, rows_CD.shape[0])
-            logits_CV = head_logits(self.base, adaptations, rows_CD)[: hidden_ND.shape[0] - start]
-            found.append(choose(logits_CV, shaping[start : start + size]))
-            tops.update({start + row: top for row, top in found[-1].tops.items()})
-        tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
-        logprobs = torch.cat([chosen.logprobs_N for chosen in found]).tolist()
-        return list(map(Newest, tokens, logprobs, map(tops.get, range(len(tokens)))))
-
-    def _break(self, requests: set[SampleRequest]) -> None:
-        for request in requests:
+        for request in broken:
             request.fail(
                 UserError(
                     "Sampling gave a log-probability that is not finite.",
@@ -248,7 +203,32 @@ class DecodeBatch:
                     "Resume from an earlier checkpoint with a lower learning rate.",
                 )
             )
-        self.forget(requests)
+        if broken:
+            self.forget(broken)
+
+    def _sample(self, hidden_ND: Tensor, columns_N: np.ndarray, owners: Sequence[Snapshot]) -> list[Newest]:
+        """A token for every row; the logits of a few rows at a time."""
+        shaping = Shaping(
+            uniforms_N=uniforms(columns_N["seed"], columns_N["sample"], columns_N["position"].astype(np.uint64)),
+            temperature_N=columns_N["temperature"],
+            top_k_N=columns_N["top_k"],
+            top_p_N=columns_N["top_p"],
+            tempered_N=columns_N["tempered"],
+            num_top_N=columns_N["num_top"],
+        )
+        size = max(LEAST_ROWS, self.limits.head_elements // self.base.vocabulary // LEAST_ROWS * LEAST_ROWS)
+        found, tops = list[Chosen](), dict[int, TopK]()
+        for start in range(0, hidden_ND.shape[0], size):
+            rows_CD = hidden_ND[start : start + size]
+            if missing := -rows_CD.shape[0] % LEAST_ROWS:
+                rows_CD = torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))])
+            adaptations = self.mixture.adaptations(owners[start : start + size], 1, rows_CD.shape[0])
+            logits_CV = head_logits(self.base.head, adaptations, rows_CD)[: hidden_ND.shape[0] - start]
+            found.append(choose(logits_CV, shaping[start : start + size]))
+            tops.update({start + row: top for row, top in found[-1].tops.items()})
+        tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
+        logprobs = torch.cat([chosen.logprobs_N for chosen in found]).tolist()
+        return list(map(Newest, tokens, logprobs, map(tops.get, range(len(tokens)))))
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.base.device)
@@ -265,7 +245,6 @@ def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:
 
 
 def _owners(places: Sequence[Place]) -> list[Snapshot]:
-    """The snapshot of each of these rows."""
     return [row.request.snapshot for block, slots in places for row in block.rows[slots.start : slots.stop]]
 
 
@@ -285,19 +264,3 @@ def _texts(places: Sequence[Place]) -> tuple[list[Text], np.ndarray]:
             text.requests[row.request] = None
             numbers.append(number)
     return [text for _, text in found.values()], np.array(numbers)
-
-
-def _shaping(columns_N: np.ndarray) -> Shaping:
-    return Shaping(
-        uniforms_N=uniforms(columns_N["seed"], columns_N["sample"], columns_N["position"].astype(np.uint64)),
-        temperature_N=columns_N["temperature"],
-        top_k_N=columns_N["top_k"],
-        top_p_N=columns_N["top_p"],
-        tempered_N=columns_N["tempered"],
-        told_N=columns_N["told"],
-    )
-
-
-def _padded(rows_CD: Tensor) -> Tensor:
-    missing = -rows_CD.shape[0] % LEAST_ROWS
-    return torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))]) if missing else rows_CD

@@ -39,15 +39,9 @@ WIDEST_HEAD = 256  # of a GPU's attention kernels, in steps of 8
 
 
 async def usable_device(device: str, folder: Path, dtype: BaseType) -> str:
-    """`cpu` or `cuda`, for a model in this folder.
+    """`cpu` or `cuda`, for a model in this folder, by the setting `cpu`, `cuda` or `auto`.
 
-    Args:
-        device: the setting: `cpu`, `cuda`, or `auto`: a GPU if there is one and the model is not small.
-        folder: of the model.
-        dtype: of its base weights.
-
-    Raises:
-        InvalidConfig: `cuda`, and torch finds no GPU.
+    `auto` is a GPU if there is one and the model is not small. InvalidConfig: `cuda`, and torch finds no GPU.
     """
     there = device != "cpu" and torch.cuda.is_available()
     if device == "cuda" and not there:
@@ -75,11 +69,7 @@ async def usable_device(device: str, folder: Path, dtype: BaseType) -> str:
 
 
 async def _difference_in_a_process(device: str, dtype: BaseType) -> float:
-    """`difference`, where a GPU that is lost ends that process alone.
-
-    Raises:
-        ProcessFailed: it ended without a number, or not in time.
-    """
+    """`difference`, where a GPU that is lost ends that process alone."""
     argv = (sys.executable, "-m", __name__, device, dtype)
     try:
         ended = await asyncio.to_thread(run_caught, argv, Path.cwd(), CHECKED_WITHIN_S)

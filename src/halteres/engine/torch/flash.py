@@ -9,30 +9,19 @@ I queries and L keys of all sequences, H query and K key heads, W wide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class Lengths:
     """Where each sequence's queries and keys end. Its last query sees all of its keys, the one before it one less."""
 
-    queries: Tensor  # int32, one more than there are sequences: 0, then every end
-    keys: Tensor
-    most_queries: int
-    most_keys: int
-
-    @classmethod
-    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Lengths:
-        """Of every sequence."""
-
-        def ends(lengths: Sequence[int]) -> Tensor:
-            return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-
-        return cls(ends(queries), ends(keys), max(queries), max(keys))
+    def __init__(self, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> None:
+        ends = ([0, *accumulate(lengths)] for lengths in (queries, keys))
+        self.queries, self.keys = (torch.tensor(found, dtype=torch.int32, device=device) for found in ends)
+        self.most_queries, self.most_keys = max(queries), max(keys)
 
 
 def attend(q_IHW: Tensor, k_LKW: Tensor, v_LKW: Tensor, lengths: Lengths) -> Tensor:

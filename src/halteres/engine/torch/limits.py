@@ -1,32 +1,42 @@
-"""What bounds the engine's memory and latency.
+"""What bounds the engine's memory and latency, and what happens where memory ends.
 
-Owns: the figures, and how large micro-batches may be once one has found no memory.
-Never: adapts them to the load: but for want of memory the micro-batch plan is a pure function of the request and this
-configuration.
+But for want of memory the plan of micro-batches is a pure function of the request and these limits. What torch raises
+where memory ends, on a CPU or a GPU, becomes a value, and everything that the broken work held is given back; whose
+request fails is decided elsewhere.
+
+Some errors of CUDA stay: after an illegal access or a failed assertion every operation of this process fails. Such an
+engine exits, so that the service starts another and brings back what this one held.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from halteres.engine.torch.fused import FusedModel
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.checks import EngineOutOfMemory, out_of_memory
+from halteres.engine.torch.model import BaseModel, FusedModel
+from halteres.errors import HalteresError, ServerError, boundary
+from halteres.main_memory import main_memory
 
-PLACE = 1024
-"""Positions of a sequence of usual length, in which it is told how many can be decoded at once."""
+PLACE = 1024  # positions of a sequence of usual length, in which the number that can be decoded at once is given
 
 
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
 """Of a GPU, which is idle in small micro-batches. Not measured yet."""
 
-RECOMPUTED_BYTES = 20_000_000_000
-"""Activations of a micro-batch on a GPU that are too many to keep. Not measured yet."""
+RECOMPUTED_BYTES = 20_000_000_000  # activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
 
 
-def kept_bytes(base: FusedModel) -> int:
-    """What a micro-batch on a GPU would keep for its backward: inputs and outputs of every projection, in fp32."""
+def activation_bytes(base: FusedModel) -> int:
+    """What the backward of a micro-batch on a GPU would need: inputs and outputs of every projection, in fp32."""
     projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
     return 4 * GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
 
@@ -54,7 +64,7 @@ class Limits:
             cache_bytes=cache_bytes,
             pass_tokens=GPU_PASS_TOKENS,
             head_elements=GPU_HEAD_ELEMENTS,
-            recomputes=kept_bytes(base) > RECOMPUTED_BYTES,
+            recomputes=activation_bytes(base) > RECOMPUTED_BYTES,
         )
 
 
@@ -83,3 +93,96 @@ class PassBudget:
         else:
             self.recomputes = True
         return True
+
+
+T = TypeVar("T")
+
+LEAST_CACHE = 1 << 30  # bytes that keys and values may take however little is free
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
+
+FREED_BYTES, FREED_SHARE = 1 << 30, 4
+"""What the allocator of an idle engine may keep of freed memory; while the engine works also this part of all memory,
+if that is more. Every page that was given back costs a fault: the next pass of a 135 M model would take a tenth longer.
+"""
+
+IDLE_S = 30.0  # seconds without work after which an engine is idle
+LOST = 70  # exit code of an engine whose GPU is lost
+_STATM = Path("/proc/self/statm")
+
+log = logging.getLogger(__name__)
+
+
+class FreedMemory:
+    """Freed memory of this process, given back to the kernel where much of it has piled up.
+
+    glibc takes chunks of up to 32 MiB from heaps, which shrink at their ends only: activations of a pass (3 GB of a
+    135 M model) leave holes between whatever outlives them, and each pass of another shape adds to them.
+    """
+
+    def __init__(self, freed_bytes: int = FREED_BYTES) -> None:
+        self._idle = freed_bytes
+        self._busy = max(freed_bytes, (main_memory().total or 0) // FREED_SHARE)
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+        self._least = 0  # resident bytes after the last time
+
+    def look(self, *, idle: bool) -> None:
+        """Give it back if the process has grown by more than it may keep."""
+        if self._trim is None or not _STATM.is_file():
+            return
+        if resident_bytes() - self._least > (self._idle if idle else self._busy):
+            self._trim(0)
+            self._least = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Of this process, on Linux."""
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether torch, or Python, raised it for want of memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY)
+    )
+
+
+def let_go() -> None:
+    """Give back what broken work held; no exception of it may be alive any more."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
+    """The result of `work`, or what went wrong in it.
+
+    An EngineOutOfMemory holds no traceback: its frames would keep the tensors of the broken work alive for as long as
+    somebody holds the error.
+    """
+    try:
+        with boundary(ServerError, where):
+            return work()
+    except HalteresError as error:
+        failure, cause = error, error.__cause__
+        if is_out_of_memory(cause):
+            failure = out_of_memory(where, str(cause))
+        elif cause is not None and isinstance(error, ServerError):
+            log.error("%s broke.", where, exc_info=error)
+        del cause
+    if isinstance(failure, ServerError) and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:  # even a trivial operation fails: the process ends, without cleaning up
+            log.critical("The GPU is lost since %s (%s); the engine ends.", where, str(error).strip().splitlines()[0])
+            os._exit(LOST)
+    if isinstance(failure, EngineOutOfMemory):
+        let_go()
+    return failure
+
+
+def free_for_cache(device: torch.device) -> int:
+    """Bytes for keys and values: what is left serves passes and other processes."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(LEAST_CACHE, free // 2)
+    return max(LEAST_CACHE, (main_memory().free or 0) // 4)

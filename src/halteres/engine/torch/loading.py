@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from halteres.engine.torch import fused, transformers_model
-from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.model import BaseModel, extract, understands
+from halteres.engine.torch.transformers_model import wrap
 from halteres.errors import InvalidConfig, NotFound, boundary
 
 
@@ -33,4 +33,4 @@ def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseMod
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         model.requires_grad_(False).to(device)
-    return fused.extract(model) if fused.understands(config) else transformers_model.wrap(model)
+    return extract(model) if understands(config) else wrap(model)

@@ -1,9 +1,8 @@
 """A base model with an adapter merged in, as a folder in Hugging Face format.
 
-Owns: which tensors of the base are changed, and how: W + alpha / rank * B @ A in fp32, rounded to the type on disk
-unless everything is written in fp32; an output matrix of its own where the adapter trains one and the base shares it
-with the embedding.
-Never: holds more than one file of the base; leaves half a folder; needs the model that is being served.
+A tensor becomes W + alpha / rank * B @ A in fp32, rounded to the type on disk unless everything is written in fp32.
+Where the adapter trains an output matrix and the base shares it with the embedding, it becomes one of its own. No more
+than one file of the base is in memory at once.
 
 The files, and which tensor lies in which, are those of the base.
 """
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import MergedType, Saved
-from halteres.engine.torch.adapter import Checkpoint
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.peft_checkpoint import read_checkpoint
 from halteres.errors import InvalidData, NotFound
@@ -38,8 +36,7 @@ COMPANIONS = (
 )
 """What goes with the weights, as it is."""
 
-ROWS = 16384
-"""Rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small."""
+ROWS = 16384  # rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +57,14 @@ class Delta:
 
 
 def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: MergedType = "base") -> Saved:
-    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all.
-
-    Raises:
-        NotFound: the adapter or the model's safetensors are missing.
-        InvalidData: the adapter does not fit, or a file of the model cannot be read.
-        ServerError: the place cannot be written.
-    """
+    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all."""
     checkpoint = read_checkpoint(adapter, base, optimizer=False)
-    deltas = _deltas(checkpoint)
+    named = checkpoint.layout.named(checkpoint.flat.detach().to("cpu", torch.float32))
+    scale, deltas = checkpoint.layout.scale, dict[str, Delta]()
+    for name, a_RD in named.items():
+        if ".lora_A." in name:
+            weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            deltas[weight] = Delta(a_RD, named[name.replace(".lora_A.", ".lora_B.")], scale)
     files = _files(model)
     try:
         with written(into) as place, torch.inference_mode():
@@ -78,22 +74,16 @@ def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: M
                 save_file(tensors, place / file, metadata={"format": "pt"})
                 (place / file).chmod(place.stat().st_mode & 0o666)  # as all files here: safetensors' own are private
                 merged |= dict.fromkeys(tensors, file)
-            _check_complete(deltas, merged, model)
+            if missing := sorted(deltas.keys() - merged.keys()):
+                raise InvalidData(
+                    f"The model in {model} cannot be merged.",
+                    f"Its files do not hold {missing[0]}, which the adapter changes ({len(missing)} such tensors).",
+                    "Use a folder that transformers wrote with save_pretrained.",
+                )
             _write_rest(model, place, merged, dtype, untied=HEAD in deltas)
     except SafetensorError as error:
         raise InvalidData(f"The model in {model} cannot be merged.", f"{error}.", "Download it again.") from error
     return Saved(folder=str(into), size_bytes=size_of(into), version=checkpoint.version)
-
-
-def _deltas(checkpoint: Checkpoint) -> dict[str, Delta]:
-    """By the name of the weight that is changed."""
-    named = checkpoint.layout.named(checkpoint.flat.detach().to("cpu", torch.float32))
-    scale, found = checkpoint.layout.scale, dict[str, Delta]()
-    for name, a_RD in named.items():
-        if ".lora_A." in name:
-            weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
-            found[weight] = Delta(a_RD, named[name.replace(".lora_A.", ".lora_B.")], scale)
-    return found
 
 
 def _files(model: Path) -> list[str]:
@@ -112,29 +102,13 @@ def _merged(file: Path, deltas: Mapping[str, Delta], dtype: MergedType) -> dict[
     """The tensors of one file; a head that was the embedding stands beside it."""
     with safe_open(file, framework="pt") as opened:  # pyright: ignore[reportUnknownVariableType]
         tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    if HEAD in deltas and EMBEDDING in tensors and HEAD not in tensors and not _has_head(file.parent):
+    head_elsewhere = (file.parent / INDEX).is_file() and HEAD in _object(file.parent / INDEX)["weight_map"]
+    if HEAD in deltas and EMBEDDING in tensors and HEAD not in tensors and not head_elsewhere:
         tensors[HEAD] = tensors[EMBEDDING]
-    return {name: _written_as(tensor, deltas.get(name), dtype) for name, tensor in tensors.items()}
-
-
-def _written_as(tensor: Tensor, delta: Delta | None, dtype: MergedType) -> Tensor:
-    to = torch.float32 if dtype == "float32" and tensor.is_floating_point() else tensor.dtype
-    return tensor.to(to) if delta is None else delta.added(tensor, to)
-
-
-def _has_head(model: Path) -> bool:
-    """The head lies in a file of its own."""
-    return (model / INDEX).is_file() and HEAD in _object(model / INDEX)["weight_map"]
-
-
-def _check_complete(deltas: Mapping[str, Delta], merged: Mapping[str, str], model: Path) -> None:
-    missing = sorted(deltas.keys() - merged.keys())
-    if missing:
-        raise InvalidData(
-            f"The model in {model} cannot be merged.",
-            f"Its files do not hold {missing[0]}, which the adapter changes ({len(missing)} such tensors).",
-            "Use a folder that transformers wrote with save_pretrained.",
-        )
+    for name, tensor in tensors.items():
+        to = torch.float32 if dtype == "float32" and tensor.is_floating_point() else tensor.dtype
+        tensors[name] = deltas[name].added(tensor, to) if name in deltas else tensor.to(to)
+    return tensors
 
 
 def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: MergedType, *, untied: bool) -> None:

@@ -1,8 +1,5 @@
 """Datums on their way into a pass: checked, then planned into micro-batches.
 
-Owns: arrays of a checked request; the plan, a pure function of tokens and configuration.
-Never: computes; keeps anything of a refused request.
-
 B datums, T tokens of each, K targets of a token.
 """
 
@@ -15,17 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import array, tokens_of
-from halteres.engine.datums import TARGETS, check_pass, inputs_of
+from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.protocol import Datum, LossSpec, ModelInfo
-from halteres.engine.torch.cache import round_up
+from halteres.engine.torch.projections import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length
 
-LEAST_SHARED = 8
-"""Sequences that share fewer tokens stay in the order of their lengths, which wastes less."""
-
-LEAST_SAVING = 0.9
-"""A trie is computed if it has at most this part of the padded rows' tokens."""
+LEAST_SHARED = 8  # sequences that share fewer tokens stay in the order of their lengths, which wastes less
+LEAST_SAVING = 0.9  # a trie is computed if it has at most this part of the padded rows' tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +69,15 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
     [(1, 3), (2, 0)]
     """
     batches: list[list[int]] = []
-    extent = Extent()
+    rows = longest = size = 0  # of the newest; the size is that of its trie
     for index in [index for family in _families(sequences, share) for index in family]:
+        length = len(sequences[index])
         shared = shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
-        grown = extent.with_one(len(sequences[index]), shared)
-        if not batches or grown.computed > tokens:
+        rows, longest, size = rows + 1, max(longest, length), size + length - shared
+        if not batches or _computed(rows, longest, size) > tokens:
             batches.append([])
-            grown = Extent().with_one(len(sequences[index]), 0)
+            rows, longest, size = 1, length, length
         batches[-1].append(index)
-        extent = grown
     return [tuple(batch) for batch in batches]
 
 
@@ -103,32 +96,10 @@ def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
     return sorted(families, key=lambda family: min(rank[index] for index in family))
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How many tokens a micro-batch computes."""
-
-    rows: int = 0
-    longest: int = 0
-    size: int = 0  # of its trie
-
-    def with_one(self, length: int, shared: int) -> Extent:
-        """And one more sequence, which shares so many tokens with the last one."""
-        return Extent(self.rows + 1, max(self.longest, length), self.size + length - shared)
-
-    @property
-    def padded(self) -> int:
-        """Tokens of rows side by side."""
-        return self.rows * padded_length(self.longest)
-
-    @property
-    def shares(self) -> bool:
-        """Whether the trie is less work than rows, which need no gathering of keys."""
-        return axis_length(self.size) <= LEAST_SAVING * self.padded
-
-    @property
-    def computed(self) -> int:
-        """Tokens, padding among them."""
-        return axis_length(self.size) if self.shares else self.padded
+def _computed(rows: int, longest: int, size: int) -> int:
+    """Tokens, padding among them: of the trie where it is less work than rows, which need no gathering of keys."""
+    padded, size = rows * padded_length(longest), axis_length(size)
+    return size if size <= LEAST_SAVING * padded else padded
 
 
 def micro_batches(

@@ -1,10 +1,8 @@
 """Adapters of several snapshots side by side, so that their rows share one step.
 
-Owns: copies of the weights of snapshots that decode together, in stacks of like rank; which rows are multiplied with a
-stack in one batched matmul, and which with their own adapter.
-Never: trains; keeps a copy of a snapshot that has no row.
-Promise: a row has the bits that it has by itself. On a CPU both ways add up the same products in the same order
-(`matmul.stackable`), and padding adds zeros.
+Copies of the weights of snapshots that decode together lie in stacks of like rank; rows are multiplied with a stack in
+one batched matmul, or with their own adapter. A row has the bits that it has by itself: on a CPU both ways add up the
+same products in the same order (`projections.stackable`), and padding adds zeros.
 
 S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P outputs of a part.
 """
@@ -18,20 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halteres.engine.torch.adapter import Snapshot
-from halteres.engine.torch.cache import round_up
-from halteres.engine.torch.lora import Adaptation, Adaptations, Lora
-from halteres.engine.torch.matmul import LEAST_ROWS, SEQUENTIAL, stackable
-from halteres.engine.torch.model import BaseModel, Projection
+from halteres.engine.torch.adapter import Lora, Snapshot
+from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.projections import (
+    LEAST_ROWS,
+    SEQUENTIAL,
+    Adaptations,
+    Projection,
+    round_up,
+    stackable,
+)
 
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
 """What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are split."""
 
-ROWS_PER_CALL = 64
-"""What the calls for one adapter cost in all, in rows of a batched matmul."""
-
-ROW_STEP, SLOT_STEP = 4, 4
-"""Rows of a batched matmul, and slots, are multiples of these."""
+ROWS_PER_CALL = 64  # what the calls for one adapter cost in all, in rows of a batched matmul
+ROW_STEP, SLOT_STEP = 4, 4  # rows of a batched matmul, and slots, are multiples of these
 
 
 class MultiLora:
@@ -57,7 +57,7 @@ class MultiLora:
         if len(members) > 1 and stackable(self._base.embedding_VD):
             for one in sorted(members, key=lambda one: one.version):
                 if one.layout is not None and one.layout.config.rank <= RANKS[-1]:
-                    ranks.setdefault(_padded(one.layout.config.rank), []).append(one)
+                    ranks.setdefault(next(rank for rank in RANKS if one.layout.config.rank <= rank), []).append(one)
         self._stacks = {rank: stack for rank, stack in self._stacks.items() if rank in ranks}
         for rank, fit in ranks.items():
             if rank not in self._stacks or not self._stacks[rank].suits(fit):
@@ -68,19 +68,14 @@ class MultiLora:
     def adaptations(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
         """What is added to the rows of a step.
 
-        Args:
-            owners: of the rows as they lie; a snapshot may come again. `hold` has heard of them.
-            rows_each: rows of each.
-            num_rows: in all; those behind the owners' are padding.
+        `owners` are the snapshots of the rows as they lie, `rows_each` of each one; what is behind them, up to
+        `num_rows`, is padding. `hold` has heard of them.
         """
         if owners.count(owners[0]) == len(owners):
             return owners[0].weights
-        asked = [*owners], rows_each, num_rows
-        if self._newest is None or self._newest[0] != asked:
-            self._newest = asked, self._mixed(owners, rows_each, num_rows)
-        return self._newest[1]
-
-    def _mixed(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
+        question = [*owners], rows_each, num_rows
+        if self._newest is not None and self._newest[0] == question:
+            return self._newest[1]
         places: dict[Snapshot, list[int]] = {}
         for place, owner in enumerate(owners):
             places.setdefault(owner, []).append(place)
@@ -94,12 +89,10 @@ class MultiLora:
             chosen = _worth_stacking({one: len(own) for one, own in alone.items() if one in stack.slots})
             if chosen:
                 slots = {stack.slots[one]: alone.pop(one) for one in chosen}
-                stacked.append(_StackedRows.of(stack, slots, num_rows, device))
-        return _Mixed(stacked, [_OwnRows.of(one.weights, own, device) for one, own in alone.items()])
-
-
-def _padded(rank: int) -> int:
-    return next(padded for padded in RANKS if rank <= padded)
+                stacked.append(_StackedRows(stack, slots, num_rows, device))
+        mixed = _mixed(stacked, [_OwnRows(one.weights, own, device) for one, own in alone.items()])
+        self._newest = question, mixed
+        return mixed
 
 
 def _worth_stacking(counts: Mapping[Snapshot, int]) -> list[Snapshot]:
@@ -120,24 +113,31 @@ class _Stack:
         """Vacant slots for these, as far as there is memory."""
         self._rank = rank
         self.slots: dict[Snapshot, int] = {}
-        self._weights: dict[Projection, _Weights] = {}
+        self.weights: dict[Projection, _Weights] = {}
         projections = {projection: lora.read_a_RD for one in fit for projection, lora in one.weights.items()}
         bytes_each = sum(
             rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) * like.element_size()
             for p, like in projections.items()
         )
-        self._count = max(0, min(round_up(len(fit), SLOT_STEP), most_bytes // bytes_each))
-        for projection, like in projections.items() if self._count else ():
-            self._weights[projection] = _Weights.vacant(projection, self._count, rank, like)
+        self._count = count = max(0, min(round_up(len(fit), SLOT_STEP), most_bytes // bytes_each))
+        for projection, like in projections.items() if count else ():
+            parts, columns = projection.parts, rank * len(projection.parts)
+            self.weights[projection] = _Weights(
+                a_SDR=like.new_zeros((count, projection.inputs, columns)),
+                b_SRP=tuple(like.new_zeros((count, rank, part.stop - part.start)) for part in parts),
+                parts=tuple(
+                    (slice(i * rank, (i + 1) * rank), slice(part.start, part.stop)) for i, part in enumerate(parts)
+                ),
+            )
 
     @property
     def nbytes(self) -> int:
         """Of the copies."""
-        return sum(weights.nbytes for weights in self._weights.values())
+        return sum(one.a_SDR.nbytes + sum(b_SRP.nbytes for b_SRP in one.b_SRP) for one in self.weights.values())
 
     def suits(self, fit: Collection[Snapshot]) -> bool:
         """It has slots for them, and not far more."""
-        known = all(projection in self._weights for one in fit for projection in one.weights)
+        known = all(projection in self.weights for one in fit for projection in one.weights)
         return known and len(fit) <= self._count <= 4 * round_up(len(fit), SLOT_STEP)
 
     def hold(self, fit: Sequence[Snapshot]) -> None:
@@ -145,13 +145,9 @@ class _Stack:
         self.slots = {one: slot for one, slot in self.slots.items() if one in fit}
         vacant = sorted(set(range(self._count)) - set(self.slots.values()))
         for one, slot in zip([one for one in fit if one not in self.slots], vacant, strict=False):
-            for projection, weights in self._weights.items():
+            for projection, weights in self.weights.items():
                 weights.fill(slot, one.weights.get(projection), self._rank)
             self.slots[one] = slot
-
-    def get(self, projection: Projection) -> _Weights | None:
-        """None: no slot's adapter changes it."""
-        return self._weights.get(projection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +161,6 @@ class _Weights:
     b_SRP: tuple[Tensor, ...]  # by part, times the scale
     parts: tuple[tuple[slice, slice], ...]  # inner columns and outputs of each
 
-    @classmethod
-    def vacant(cls, projection: Projection, slots: int, rank: int, like: Tensor) -> _Weights:
-        """With slots for so many."""
-        return cls(
-            a_SDR=like.new_zeros((slots, projection.inputs, rank * len(projection.parts))),
-            b_SRP=tuple(like.new_zeros((slots, rank, part.stop - part.start)) for part in projection.parts),
-            parts=tuple(
-                (slice(i * rank, (i + 1) * rank), slice(part.start, part.stop))
-                for i, part in enumerate(projection.parts)
-            ),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Of all."""
-        return self.a_SDR.nbytes + sum(b_SRP.nbytes for b_SRP in self.b_SRP)
-
     def fill(self, slot: int, lora: Lora | None, rank: int) -> None:
         """Copy an adapter into a slot."""
         self.a_SDR[slot] = 0
@@ -194,87 +173,69 @@ class _Weights:
                 b_SRP[slot, :own] = lora.scaled_b_ER[outputs, columns].t()
 
 
-@dataclass(frozen=True, slots=True)
 class _StackedRows:
-    """Rows that are multiplied with the slots of a stack."""
+    """Rows, by slot, that are multiplied with the slots of a stack."""
 
-    stack: _Stack
-    shape: tuple[int, int]  # S, M
-    taken_I: Tensor  # of every place the row that it takes; padding takes the first
-    found_N: Tensor  # of every row its place; behind the last lies a row of zeros, for rows that have none
-
-    @classmethod
-    def of(cls, stack: _Stack, rows: Mapping[int, np.ndarray], num_rows: int, device: torch.device) -> _StackedRows:
-        """Rows by slot."""
-        slots, most = max(rows) + 1, round_up(max(map(len, rows.values())), ROW_STEP)
+    def __init__(self, stack: _Stack, rows: Mapping[int, np.ndarray], num_rows: int, device: torch.device) -> None:
+        self.stack = stack
+        self._shape = slots, most = max(rows) + 1, round_up(max(map(len, rows.values())), ROW_STEP)
         taken_SM, found_N = np.zeros((slots, most), np.int64), np.full(num_rows, slots * most)
         for slot, rows_J in rows.items():
             taken_SM[slot, : len(rows_J)] = rows_J
             found_N[rows_J] = slot * most + np.arange(len(rows_J))
-        taken_I, places_N = torch.from_numpy(taken_SM.reshape(-1)), torch.from_numpy(found_N)
-        return cls(stack, (slots, most), taken_I.to(device), places_N.to(device))
+        # Of every place the row that it takes; padding takes the first. Of every row its place; behind the last lies a
+        # row of zeros, for rows that have none.
+        self._taken_I = torch.from_numpy(taken_SM.reshape(-1)).to(device)
+        self._found_N = torch.from_numpy(found_N).to(device)
 
     def add(self, y_NE: Tensor, x_ND: Tensor, weights: _Weights) -> None:
-        """What the slots make of their rows."""
-        slots, most = self.shape
-        x_SMD = x_ND.index_select(0, self.taken_I).view(slots, most, -1)
+        slots, most = self._shape
+        x_SMD = x_ND.index_select(0, self._taken_I).view(slots, most, -1)
         h_SMR = torch.bmm(x_SMD, weights.a_SDR[:slots])
         for b_SRP, (inner, outputs) in zip(weights.b_SRP, weights.parts, strict=True):
             out_IP = y_NE.new_empty((slots * most + 1, b_SRP.shape[2]))
             out_IP[-1] = 0
             torch.bmm(h_SMR[:, :, inner], b_SRP[:slots], out=out_IP[:-1].view(slots, most, -1))
-            y_NE[:, outputs].add_(out_IP.index_select(0, self.found_N))
+            y_NE[:, outputs].add_(out_IP.index_select(0, self._found_N))
 
 
-@dataclass(frozen=True, slots=True)
 class _OwnRows:
-    """Rows that are multiplied with one adapter."""
+    """Rows that are multiplied with one adapter, padded to as many as keep their bits."""
 
-    weights: Mapping[Projection, Lora]
-    rows_J: Tensor
-    padded_J: Tensor  # the same rows, and the first again
-
-    @classmethod
-    def of(cls, weights: Mapping[Projection, Lora], rows_J: np.ndarray, device: torch.device) -> _OwnRows:
-        """Padded to as many as keep their bits."""
+    def __init__(self, weights: Mapping[Projection, Lora], rows_J: np.ndarray, device: torch.device) -> None:
+        self.weights, self._rows_J = weights, torch.from_numpy(rows_J).to(device)
         padded_J = np.pad(rows_J, (0, -len(rows_J) % LEAST_ROWS), constant_values=rows_J[0])
-        return cls(weights, torch.from_numpy(rows_J).to(device), torch.from_numpy(padded_J).to(device))
+        self._padded_J = torch.from_numpy(padded_J).to(device)
 
     def add(self, y_NE: Tensor, x_ND: Tensor, lora: Lora) -> None:
-        """What the adapter makes of its rows."""
-        y_JE = y_NE.index_select(0, self.padded_J)
-        lora.add_to(y_JE, x_ND.index_select(0, self.padded_J))
-        y_NE.index_copy_(0, self.rows_J, y_JE[: len(self.rows_J)])
+        y_JE = y_NE.index_select(0, self._padded_J)
+        lora.add_to(y_JE, x_ND.index_select(0, self._padded_J))
+        y_NE.index_copy_(0, self._rows_J, y_JE[: len(self._rows_J)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixed:
-    """See `lora.Adaptations`."""
-
-    stacked: Sequence[_StackedRows]
-    alone: Sequence[_OwnRows]
-
-    def get(self, projection: Projection, /) -> Adaptation | None:
-        """See `lora.Adaptations`."""
-        stacked = [(rows, found) for rows in self.stacked if (found := rows.stack.get(projection)) is not None]
-        alone = [(rows, found) for rows in self.alone if (found := rows.weights.get(projection)) is not None]
-        return _MixedProjection(stacked, alone) if stacked or alone else None
+def _mixed(stacked: Sequence[_StackedRows], alone: Sequence[_OwnRows]) -> dict[Projection, _MixedProjection]:
+    found: dict[Projection, _MixedProjection] = {}
+    for rows in stacked:
+        for projection, weights in rows.stack.weights.items():
+            found.setdefault(projection, _MixedProjection([], [])).stacked.append((rows, weights))
+    for own_rows in alone:
+        for projection, lora in own_rows.weights.items():
+            found.setdefault(projection, _MixedProjection([], [])).alone.append((own_rows, lora))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _MixedProjection:
-    """See `lora.Adaptation`; for sampling alone."""
+    """See `Adaptation`; for sampling alone, which has no backward."""
 
-    stacked: Sequence[tuple[_StackedRows, _Weights]]
-    alone: Sequence[tuple[_OwnRows, Lora]]
+    stacked: list[tuple[_StackedRows, _Weights]]
+    alone: list[tuple[_OwnRows, Lora]]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """None: nothing is trained."""
         return ()
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
-        """See `lora.Adaptation`."""
         for rows, weights in self.stacked:
             rows.add(y_NE, x_ND, weights)
         for own_rows, lora in self.alone:
@@ -282,5 +243,4 @@ class _MixedProjection:
         return x_ND
 
     def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
-        """Sampling has no backward."""
         raise NotImplementedError

@@ -1,8 +1,7 @@
 """Forward and forward-backward passes.
 
-Owns: a pass from checked datums to log-probabilities in their order, one micro-batch at a time, alone or together with
+A pass leads from checked datums to log-probabilities in their order, one micro-batch at a time, alone or together with
 those of other adapters' passes: end to end on one axis, where each keeps the bits that it has alone.
-Never: applies a gradient; knows a formula.
 """
 
 from __future__ import annotations
@@ -16,59 +15,20 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from halteres.engine.datums import settled
+from halteres.engine.checks import complete_loss
 from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
-from halteres.engine.torch.adapter import Adapter
-from halteres.engine.torch.attention import Attention, Causal
-from halteres.engine.torch.forward import hidden_states, target_logprobs
-from halteres.engine.torch.heads import Grid, Heads
-from halteres.engine.torch.limits import PassBudget
-from halteres.engine.torch.lora import Adaptation, Lora, LoraWeights
-from halteres.engine.torch.loss_graphs.custom import CustomObjective
-from halteres.engine.torch.losses import LOSSES
-from halteres.engine.torch.memory import is_out_of_memory, let_go
-from halteres.engine.torch.micro_batches import Example, MicroBatch, micro_batches, read_examples
-from halteres.engine.torch.model import BaseModel, Projection
-from halteres.engine.torch.objectives import Objective, PerToken, Value
-from halteres.engine.torch.trie import Asked, joins, trie_attention
+from halteres.engine.torch.adapter import Adapter, Lora, LoraWeights
+from halteres.engine.torch.attention import Causal
+from halteres.engine.torch.custom_loss import CustomObjective
+from halteres.engine.torch.limits import PassBudget, is_out_of_memory, let_go
+from halteres.engine.torch.losses import LOSSES, PerToken, Value
+from halteres.engine.torch.micro_batches import MicroBatch, micro_batches, read_examples
+from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads
+from halteres.engine.torch.projections import Projection, target_logprobs
+from halteres.engine.torch.trie import joins, target_cells, trie_attention
 from halteres.errors import HalteresError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """A micro-batch that is to be computed: by itself, or before with those of other adapters."""
-
-    base: BaseModel
-    budget: PassBudget
-    adapter: Adapter
-    batch: MicroBatch
-    objective: PerToken
-    forward_only: bool
-    outcome: Outcome | HalteresError | None = None  # once it was computed
-
-    def fits(self, others: Sequence[PendingBatch], tokens: int) -> bool:
-        """It may be computed with these, up to so many tokens; without others it always may."""
-        alike = all(other.forward_only == self.forward_only for other in others)
-        return alike and sum(other.batch.size for other in others) + self.batch.size <= tokens
-
-    def settle(self) -> Outcome:
-        """Its outcome, computed now if it was not before.
-
-        Raises:
-            UserError: the loss cannot be computed, or is not finite.
-        """
-        if self.outcome is None:
-            gradient = not self.forward_only
-            with torch.set_grad_enabled(gradient):
-                found = _logprobs(self.base, self.adapter, self.batch, self.budget)
-            outcome = Outcome(found.detach(), self.objective.value(found.detach(), self.batch, gradient))
-            _backward([self.adapter], [found], [outcome])
-            self.outcome = outcome
-        if isinstance(self.outcome, HalteresError):
-            raise self.outcome
-        return self.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,42 +39,108 @@ class Outcome:
     value: Value
 
 
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A micro-batch that is to be computed: by itself, or before with those of other adapters."""
+
+    base: BaseModel
+    budget: PassBudget
+    adapter: Adapter
+    batch: MicroBatch
+    objective: PerToken | CustomObjective
+    forward_only: bool
+    outcome: Outcome | HalteresError | None = None  # once it was computed
+
+    def fits(self, others: Sequence[PendingBatch], tokens: int) -> bool:
+        """It may be computed with these, up to so many tokens; without others it always may."""
+        alike = all(other.forward_only == self.forward_only for other in others)
+        return alike and sum(other.batch.size for other in others) + self.batch.size <= tokens
+
+    def settle(self) -> Generator[None, None, Outcome]:
+        """Its outcome, computed now if it was not before; a custom loss in slices."""
+        if self.outcome is None:
+            gradient = not self.forward_only
+            with torch.set_grad_enabled(gradient):
+                found = self.logprobs()
+            if isinstance(self.objective, PerToken):
+                value = self.objective.value(found.detach(), self.batch, gradient)
+            else:
+                value = yield from self.objective(found.detach(), self.batch, gradient)
+            self.outcome = Outcome(found.detach(), value)
+            _backward([self], [found], [self.outcome])
+        if isinstance(self.outcome, HalteresError):
+            raise self.outcome
+        return self.outcome
+
+    def logprobs(self) -> Tensor:
+        """Of every target, shaped as they are."""
+        base, batch = self.base, self.batch
+        tokens_N, positions_N = _tokens_and_positions(batch, base)
+        if batch.trie is None:
+            grid = Grid.padded(base, batch.rows, batch.length)
+            attention: Attention = Causal(grid)
+        else:
+            grid, attention = Grid.single(positions_N), trie_attention([batch.trie], base)
+        recompute = self.budget.recomputes
+        return self.logprobs_of(
+            base.hidden_states(self.adapter.weights, tokens_N, grid, attention, recompute=recompute)
+        )
+
+    def logprobs_of(self, hidden_ND: Tensor) -> Tensor:
+        """Of every target, shaped as they are, given the hidden states; what examples share is computed once."""
+        base, batch, lora, elements = self.base, self.batch, self.adapter.weights, self.budget.head_elements
+        expected_N, expected_P = None, None
+        if torch.is_grad_enabled() and batch.targets.dim() == 2:  # tokens with one target each
+            expected_N = batch.weighted().view(-1)
+        if batch.trie is None:
+            targets_NK = batch.targets.flatten(0, 1)
+            found_NK = target_logprobs(base.head, lora, hidden_ND, targets_NK, elements, expected_N)
+            return found_NK.view_as(batch.targets)
+        arrays = target_cells(batch.trie, [example.targets for example in batch.examples], batch.length)
+        rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
+        if expected_N is not None:
+            expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
+            expected_P[cells_BT.view(-1)[expected_N]] = True
+        hidden_PD = hidden_ND.index_select(0, rows_P)
+        found_P = target_logprobs(base.head, lora, hidden_PD, targets_P, elements, expected_P)
+        return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
+
+
 def compute_together(pending: Sequence[PendingBatch]) -> None:
     """Micro-batches of different adapters that fit together. A loss that fails is the outcome of its own alone.
 
     Whatever else raises here has changed no adapter, and left every one without an outcome.
     """
-    base, budget, gradient = pending[0].base, pending[0].budget, not pending[0].forward_only
-    axis = JointAxis.of(base, [one.batch for one in pending])
-    adaptations = JointAdaptations([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
+    first = pending[0]
+    base, gradient = first.base, not first.forward_only
+    axis = JointAxis(base, [one.batch for one in pending])
+    adaptations = _joint([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
     with torch.set_grad_enabled(gradient):
-        grid = Grid.single(axis.positions_N)
-        hidden_ND = hidden_states(base, adaptations, axis.tokens_N, grid, axis, recompute=budget.recomputes)
-        parts = axis.own(hidden_ND)
-        found = [
-            _heads_logprobs(base, one.adapter, one.batch, own, budget) for one, own in zip(pending, parts, strict=True)
-        ]
+        grid, recompute = Grid.single(axis.positions_N), first.budget.recomputes
+        hidden_ND = base.hidden_states(adaptations, axis.tokens_N, grid, axis, recompute=recompute)
+        found = [one.logprobs_of(own_ND) for one, own_ND in zip(pending, axis.own(hidden_ND), strict=True)]
     outcomes: list[Outcome | HalteresError] = []
     for one, logprobs in zip(pending, found, strict=True):
         try:
+            assert isinstance(one.objective, PerToken)  # noqa: S101 - a custom loss is computed alone
             outcomes.append(Outcome(logprobs.detach(), one.objective.value(logprobs.detach(), one.batch, gradient)))
         except HalteresError as failure:
             outcomes.append(failure)
-    _backward([one.adapter for one in pending], found, outcomes)
+    _backward(pending, found, outcomes)
     for one, outcome in zip(pending, outcomes, strict=True):
         one.outcome = outcome
 
 
 def _backward(
-    adapters: Sequence[Adapter], found: Sequence[Tensor], outcomes: Sequence[Outcome | HalteresError]
+    pending: Sequence[PendingBatch], found: Sequence[Tensor], outcomes: Sequence[Outcome | HalteresError]
 ) -> None:
     """Add the gradients of those that have one to their adapters', once all are there: none if memory ends before."""
     outputs, gradients, leaves = list[Tensor](), list[Tensor](), list[Tensor]()
-    for adapter, logprobs, outcome in zip(adapters, found, outcomes, strict=True):
+    for one, logprobs, outcome in zip(pending, found, outcomes, strict=True):
         if isinstance(outcome, Outcome) and outcome.value.gradient is not None:
             outputs.append(logprobs)
             gradients.append(outcome.value.gradient)
-            leaves += [tensor for lora in adapter.weights.values() for tensor in lora.tensors]
+            leaves += [tensor for lora in one.adapter.weights.values() for tensor in lora.tensors]
     if outputs:
         sums = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
         for leaf, gradient in zip(leaves, sums, strict=True):
@@ -142,7 +168,7 @@ def run_pass(
         LossNotFinite: the first token whose loss is NaN or infinite, by datum and position.
     """
     examples = read_examples(data, loss, info)
-    objective = _objective(loss)
+    objective = CustomObjective(loss.custom) if loss.custom else PerToken(LOSSES[loss.name], complete_loss(loss))
     logprobs: dict[int, Array] = {}
     metrics: list[Mapping[str, float]] = [{"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}]
     adapter.begin_pass()
@@ -151,11 +177,12 @@ def run_pass(
         if batch.rows > 1 and batch.size > budget.tokens:  # planned before memory was found to end
             batches = chain(micro_batches(batch.examples, budget.tokens, base.device), batches)
             continue
-        outcome = yield from _outcome(base, budget, adapter, batch, objective, forward_only)
+        outcome = yield from _outcome(PendingBatch(base, budget, adapter, batch, objective, forward_only))
         if outcome is None:
             batches = chain((batch,), batches)
             continue
-        logprobs |= _by_datum(outcome.logprobs, batch.examples)
+        for one, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
+            logprobs[one.index] = Array(dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes())
         metrics.append({"loss:sum": outcome.value.total, **outcome.value.metrics})
     if not forward_only:
         adapter.end_pass()
@@ -163,23 +190,13 @@ def run_pass(
     return PassResult(logprobs=ordered, metrics=_merged(metrics, len(examples)))
 
 
-def _outcome(
-    base: BaseModel,
-    budget: PassBudget,
-    adapter: Adapter,
-    batch: MicroBatch,
-    objective: Objective,
-    forward_only: bool,
-) -> Generator[PendingBatch | None, None, Outcome | None]:
+def _outcome(pending: PendingBatch) -> Generator[PendingBatch | None, None, Outcome | None]:
     """Of one micro-batch; None: it found no memory, and the budget is smaller now."""
+    batch, budget = pending.batch, pending.budget
     try:
-        if isinstance(objective, PerToken):
-            pending = PendingBatch(base, budget, adapter, batch, objective, forward_only)
+        if isinstance(pending.objective, PerToken):
             yield pending
-            return pending.settle()
-        outcome = yield from _custom(base, budget, adapter, batch, objective, forward_only)
-        yield
-        return outcome
+        return (yield from pending.settle())
     except Exception as error:
         if not is_out_of_memory(error) or not budget.shrink(batch.size, batch.rows):
             raise
@@ -189,114 +206,48 @@ def _outcome(
     return None
 
 
-def _custom(
-    base: BaseModel, budget: PassBudget, adapter: Adapter, batch: MicroBatch, objective: Objective, forward_only: bool
-) -> Generator[None, None, Outcome]:
-    """A loss in slices of its own."""
-    with torch.set_grad_enabled(not forward_only):
-        found = _logprobs(base, adapter, batch, budget)
-    outcome = Outcome(found.detach(), (yield from objective(found.detach(), batch, not forward_only)))
-    _backward([adapter], [found], [outcome])
-    return outcome
-
-
-def _objective(loss: LossSpec) -> Objective:
-    return CustomObjective(loss.custom) if loss.custom is not None else PerToken(LOSSES[loss.name], settled(loss))
-
-
-def _logprobs(base: BaseModel, adapter: Adapter, batch: MicroBatch, budget: PassBudget) -> Tensor:
-    """Of every target, shaped as they are."""
-    if batch.trie is None:
-        tokens_N, grid = batch.tokens_N, Grid.padded(base, batch.rows, batch.length)
-        attention: Attention = Causal(grid)
-    else:
-        arrays = (batch.trie.tokens_N, batch.trie.positions_N)
-        tokens_N, positions_N = (torch.from_numpy(array).to(base.device) for array in arrays)
-        grid, attention = Grid.single(positions_N), trie_attention([batch.trie], base)
-    hidden_ND = hidden_states(base, adapter.weights, tokens_N, grid, attention, recompute=budget.recomputes)
-    return _heads_logprobs(base, adapter, batch, hidden_ND, budget)
-
-
-def _heads_logprobs(
-    base: BaseModel, adapter: Adapter, batch: MicroBatch, hidden_ND: Tensor, budget: PassBudget
-) -> Tensor:
-    """The same, given the hidden states; what examples share is computed once."""
-    expected_N, expected_P = _expected(batch), None
-    if batch.trie is None:
-        targets_NK = batch.targets.flatten(0, 1)
-        found_NK = target_logprobs(base, adapter.weights, hidden_ND, targets_NK, budget.head_elements, expected_N)
-        return found_NK.view_as(batch.targets)
-    asked = Asked.of(batch.trie, [example.targets for example in batch.examples], batch.length)
-    arrays = (asked.rows_P, asked.targets_P, asked.cells_BT)
-    rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
-    hidden_PD = hidden_ND.index_select(0, rows_P)
-    if expected_N is not None:
-        expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
-        expected_P[cells_BT.view(-1)[expected_N]] = True
-    found_P = target_logprobs(base, adapter.weights, hidden_PD, targets_P, budget.head_elements, expected_P)
-    return found_P.index_select(0, cells_BT.view(-1)).view_as(batch.targets)
-
-
-def _expected(batch: MicroBatch) -> Tensor | None:
-    """Which tokens will have a gradient, if one is asked for and each has one target."""
-    return batch.weighted().view(-1) if torch.is_grad_enabled() and batch.targets.dim() == 2 else None
-
-
-def _by_datum(logprobs: Tensor, examples: Sequence[Example]) -> dict[int, Array]:
-    rows = logprobs.cpu().numpy()
-    return {
-        example.index: Array(dtype="float32", shape=example.targets.shape, data=row[: len(example)].tobytes())
-        for row, example in zip(rows, examples, strict=True)
-    }
-
-
 def _merged(found: Sequence[Mapping[str, float]], num_datums: int) -> dict[str, float]:
     """Micro-batches' metrics as one, by the reduction that a key ends with."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for metrics in found:
         for key, value in metrics.items():
             values[key].append(value)
-    return {key: _reduced(key.rpartition(":")[2], several, num_datums) for key, several in values.items()}
+    merged = {key: max(all_) if key.endswith(":max") else sum(all_) for key, all_ in values.items()}
+    return {key: value / num_datums if key.endswith(":mean") else value for key, value in merged.items()}
 
 
-def _reduced(reduction: str, values: Sequence[float], num_datums: int) -> float:
-    if reduction == "max":
-        return max(values)
-    return sum(values) / (num_datums if reduction == "mean" else 1)
+def _tokens_and_positions(batch: MicroBatch, base: BaseModel) -> tuple[Tensor, Tensor]:
+    if batch.trie is None:
+        return batch.tokens_N, torch.arange(batch.length, device=base.device).repeat(batch.rows)
+    tokens_N, positions_N = torch.from_numpy(batch.trie.tokens_N), torch.from_numpy(batch.trie.positions_N)
+    return tokens_N.to(base.device), positions_N.to(base.device)
 
 
-@dataclass(frozen=True, slots=True)
 class JointAxis:
-    """All tokens, and where each micro-batch has its own."""
+    """All tokens of several micro-batches; those that are attended together lie side by side."""
 
-    tokens_N: Tensor
-    positions_N: Tensor
-    spans: tuple[slice, ...]  # of each micro-batch
-    attentions: tuple[tuple[int, Attention], ...]  # of so many tokens each
-
-    @classmethod
-    def of(cls, base: BaseModel, batches: Sequence[MicroBatch]) -> JointAxis:
-        """Those that are attended together lie side by side."""
+    def __init__(self, base: BaseModel, batches: Sequence[MicroBatch]) -> None:
         groups: dict[object, list[int]] = {}
         for i, batch in enumerate(batches):
             if batch.trie is None:
                 groups.setdefault(batch.length, []).append(i)
             else:
                 groups.setdefault("tries" if joins(batch.trie, base) else ("alone", i), []).append(i)
-        tokens, positions, attentions = list[Tensor](), list[Tensor](), list[tuple[int, Attention]]()
-        spans, start = [slice(0)] * len(batches), 0
+        tokens, positions = list[Tensor](), list[Tensor]()
+        self.spans, start = [slice(0)] * len(batches), 0  # of each micro-batch
+        self.attentions: list[tuple[int, Attention]] = []  # of so many tokens each
         for members in groups.values():
             before = start
             for i in members:
-                own_tokens, own_positions = _laid_out(batches[i], base)
+                own_tokens, own_positions = _tokens_and_positions(batches[i], base)
                 tokens.append(own_tokens)
                 positions.append(own_positions)
-                spans[i] = slice(start, start + len(own_tokens))
-                start = spans[i].stop
+                self.spans[i] = slice(start, start + len(own_tokens))
+                start = self.spans[i].stop
             tries = [trie for i in members if (trie := batches[i].trie) is not None]
             attention = trie_attention(tries, base) if tries else _PaddedRows(base, [batches[i] for i in members])
-            attentions.append((start - before, attention))
-        return cls(torch.cat(tokens), torch.cat(positions), tuple(spans), tuple(attentions))
+            self.attentions.append((start - before, attention))
+        self.tokens_N, self.positions_N = torch.cat(tokens), torch.cat(positions)
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """See `Attention`; every sequence sees itself."""
@@ -308,17 +259,10 @@ class JointAxis:
 
     def own(self, rows_ND: Tensor) -> list[Tensor]:
         """Each micro-batch's rows."""
-        order = sorted(range(len(self.spans)), key=lambda i: self.spans[i].start)
-        parts = rows_ND.split([self.spans[i].stop - self.spans[i].start for i in order])
-        return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda own: own[0])]
-
-
-def _laid_out(batch: MicroBatch, base: BaseModel) -> tuple[Tensor, Tensor]:
-    """Its tokens, and their positions."""
-    if batch.trie is None:
-        return batch.tokens_N, torch.arange(batch.length, device=base.device).repeat(batch.rows)
-    tokens_N, positions_N = torch.from_numpy(batch.trie.tokens_N), torch.from_numpy(batch.trie.positions_N)
-    return tokens_N.to(base.device), positions_N.to(base.device)
+        ordered = sorted(self.spans, key=lambda span: span.start)
+        parts = rows_ND.split([span.stop - span.start for span in ordered])
+        by_start = {span.start: part for span, part in zip(ordered, parts, strict=True)}
+        return [by_start[span.start] for span in self.spans]
 
 
 class _PaddedRows:
@@ -329,7 +273,6 @@ class _PaddedRows:
         self._causal = Causal(Grid.padded(base, self._rows, self._length))
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
-        """See `Attention`."""
         return self._causal(layer, Heads(self._laid(heads.q_XGTW), self._laid(heads.k_XTW), self._laid(heads.v_XTW)))
 
     def _laid(self, tokens: Tensor) -> Tensor:
@@ -339,35 +282,29 @@ class _PaddedRows:
         return laid.reshape(-1, *groups, self._length, width)
 
 
-@dataclass(frozen=True, slots=True)
-class JointAdaptations:
-    """See `lora.Adaptations`: each span of the axis has an adapter of its own."""
-
-    parts: Sequence[tuple[slice, LoraWeights]]
-
-    def get(self, projection: Projection, /) -> Adaptation | None:
-        """See `lora.Adaptations`."""
-        parts = [(span, lora) for span, weights in self.parts if (lora := weights.get(projection)) is not None]
-        return _JointProjection(parts) if parts else None
+def _joint(parts: Sequence[tuple[slice, LoraWeights]]) -> dict[Projection, _JointProjection]:
+    """What is added to the axis, each span of which has an adapter of its own."""
+    found: dict[Projection, _JointProjection] = {}
+    for span, weights in parts:
+        for projection, lora in weights.items():
+            found.setdefault(projection, _JointProjection([])).parts.append((span, lora))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _JointProjection:
-    """See `lora.Adaptation`."""
+    """See `Adaptation`."""
 
-    parts: Sequence[tuple[slice, Lora]]
+    parts: list[tuple[slice, Lora]]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Of all adapters."""
         return tuple(tensor for _, lora in self.parts for tensor in lora.tensors)
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
-        """See `lora.Adaptation`; what all A's make of their rows, end to end."""
         return torch.cat([lora.add_to(y_NE[span], x_ND[span]).view(-1) for span, lora in self.parts])
 
     def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
-        """See `lora.Adaptation`."""
         sizes = [(span.stop - span.start) * lora.a_RD.shape[0] for span, lora in self.parts]
         found: list[Tensor] = []
         for (span, lora), own in zip(self.parts, h.split(sizes), strict=True):

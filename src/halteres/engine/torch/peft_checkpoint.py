@@ -1,8 +1,6 @@
 """Adapters on disk: PEFT folders, with optimiser state beside them.
 
-Owns: the files of a checkpoint and what is checked when one is read; adapters that somebody else wrote, brought into
-our layout; the one thread that writes, in the order in which it was asked to, and those that read.
-Never: leaves half a folder (`folders.written`); keeps a gradient: an accumulated one is not part of a checkpoint.
+An accumulated gradient is not part of a checkpoint. Adapters that somebody else wrote are brought into our layout.
 
     adapter_config.json          PEFT's LoraConfig
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight, lora_B
@@ -27,11 +25,14 @@ from torch import Tensor
 
 from halteres.engine.folders import size_of, written
 from halteres.engine.protocol import LoraConfig, Saved
-from halteres.engine.shapes import CONFIG, canonical, foreign_shape
-from halteres.engine.torch.adapter import AdamState, Checkpoint
-from halteres.engine.torch.lora import Layout
+from halteres.engine.shapes import CONFIG, OPTIMIZER, STATE, WEIGHTS, canonical, check_files, foreign_shape
+from halteres.engine.torch.adapter import AdamState, Checkpoint, Layout
 from halteres.engine.torch.model import BaseModel
-from halteres.errors import InvalidData, NotFound
+from halteres.errors import InvalidData
+
+T = TypeVar("T")
+
+READERS = 4  # folders that are read at a time: a disk that hangs under one need not stop the others
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +44,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
-    """Write a folder, whole or not at all.
-
-    Raises:
-        ServerError: the disk is full or the place cannot be written.
-    """
+    """Write a folder, whole or not at all."""
     layout, adam = checkpoint.layout, checkpoint.adam
     state = State(version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0)
     with written(folder) as place:
@@ -68,30 +65,23 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkp
         NotFound: a file that is needed is missing.
         InvalidData: unreadable, made for another base model, or asking for what this engine does not compute.
     """
-    own = (folder / STATE).is_file()
-    needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise NotFound(
-            f"The folder {folder} is not the checkpoint that was asked for.",
-            f"It lacks {', '.join(missing)}.",
-            "Name a folder written by save, or a PEFT adapter; only those saved with the optimiser can restore one.",
-        )
+    check_files(folder, optimizer)
     tensors = _load(folder / WEIGHTS)
-    if not own:
-        return read_foreign(folder, tensors, base)
+    if not (folder / STATE).is_file():
+        return _read_foreign(folder, tensors, base)
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=State)
     except (msgspec.MsgspecError, OSError) as error:
         raise _unreadable(folder, error) from error
-    layout = Layout.of(base, state.lora)
-    moments = _load(folder / OPTIMIZER) if optimizer else {}
-    return Checkpoint(
-        layout=layout,
-        flat=_flat(layout, tensors, base, folder),
-        version=state.version,
-        adam=_adam(layout, moments, state.adam_steps, base, folder) if optimizer else None,
-    )
+    layout, adam = Layout.of(base, state.lora), None
+    if optimizer:
+        moments = _load(folder / OPTIMIZER)
+        first, second = (
+            _flat(layout, {n.removeprefix(kind): t for n, t in moments.items() if n.startswith(kind)}, base, folder)
+            for kind in ("first.", "second.")
+        )
+        adam = AdamState(first, second, state.adam_steps)
+    return Checkpoint(layout=layout, flat=_flat(layout, tensors, base, folder), version=state.version, adam=adam)
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -103,14 +93,6 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def _unreadable(folder: Path, error: Exception) -> InvalidData:
     return InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.")
-
-
-def _adam(layout: Layout, moments: Mapping[str, Tensor], steps: int, base: BaseModel, folder: Path) -> AdamState:
-    def moment(kind: str) -> Tensor:
-        own = {name.removeprefix(f"{kind}."): t for name, t in moments.items() if name.startswith(f"{kind}.")}
-        return _flat(layout, own, base, folder)
-
-    return AdamState(moment("first"), moment("second"), steps)
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -152,7 +134,7 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted({part.leaf for projection in layout.projections for part in projection.parts}),
+        "target_modules": sorted({part.module.rpartition(".")[2] for one in layout.projections for part in one.parts}),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
@@ -162,39 +144,32 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
     }
 
 
-def read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:
-    """An adapter without optimiser, its missing modules zero.
-
-    Raises:
-        InvalidData: a tensor is unknown, of a wrong shape, half of a pair, or holds a value that is not finite.
-    """
+def _read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:
+    """An adapter without optimiser, its missing modules zero."""
     layout = Layout.of(base, foreign_shape(folder, tensors))
     flat = torch.zeros(layout.size)
     views = layout.named(flat)
     found = {canonical(name): tensor for name, tensor in tensors.items() if not _is_a_copy(name, tensor, base)}
     for name, tensor in found.items():
-        why = _flaw(name, tensor, views, found)
-        if why:
+        other, flaw = name.replace(".lora_A.", ".lora_B."), ""
+        if other == name:
+            other = name.replace(".lora_B.", ".lora_A.")
+        if name not in views:
+            flaw = f"'{name}' is no LoRA tensor of a module that the base model has."
+        elif not tensor.is_floating_point() or tensor.shape != views[name].shape:
+            flaw = f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
+        elif other not in found:
+            flaw = f"'{name}' is there and '{other}' is not."
+        elif not bool(torch.isfinite(tensor).all()):
+            flaw = f"'{name}' holds a NaN or infinite value."
+        if flaw:
             raise InvalidData(
                 f"The adapter in {folder} does not fit this base model.",
-                why,
+                flaw,
                 "Load it with the base model it was trained on, and export it again if it is damaged.",
             )
         views[name].copy_(tensor)
     return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
-
-
-def _flaw(name: str, tensor: Tensor, views: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    if name not in views:
-        return f"'{name}' is no LoRA tensor of a module that the base model has."
-    if not tensor.is_floating_point() or tensor.shape != views[name].shape:
-        return f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
-    other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
-    if other not in found:
-        return f"'{name}' is there and '{other}' is not."
-    if not bool(torch.isfinite(tensor).all()):
-        return f"'{name}' holds a NaN or infinite value."
-    return ""
 
 
 def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
@@ -206,17 +181,8 @@ def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
     return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)  # it may have been rounded to bfloat16
 
 
-WEIGHTS, STATE, OPTIMIZER = "adapter_model.safetensors", "state.json", "optimizer.safetensors"
-
-
-T = TypeVar("T")
-
-READERS = 4
-"""Folders that are read at a time: a disk that hangs under one need not stop the others."""
-
-
 class Files:
-    """Writes and reads folders in the background; called from one thread."""
+    """Writes folders one after the other, and reads them, in the background; called from one thread."""
 
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")

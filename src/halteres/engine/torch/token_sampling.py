@@ -1,9 +1,7 @@
-"""From logits to tokens.
+"""From logits to tokens: temperature, top-k, top-p, greedy; by the inverse of the cumulative distribution in fp32.
 
-Owns: temperature, top-k, top-p, greedy; the inverse of the cumulative distribution in fp32; the returned
-log-probabilities, of temperature 1 or of the sampling temperature, always over the full vocabulary: before top-k and
-top-p take anything away.
-Never: lets one row's parameters change another row's bits: rows that truncate are computed apart.
+Log-probabilities, of temperature 1 or of the sampling temperature, are always over the full vocabulary: before top-k
+and top-p take anything away. No row's parameters change another row's bits: rows that truncate are computed apart.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from torch import Tensor
 
 from halteres.engine.protocol import TopK
 
-COLDEST = 1e-4
-"""A temperature below this is greedy: logits divided by it would overflow."""
+COLDEST = 1e-4  # a temperature below this is greedy: logits divided by it would overflow
 
 
 CANDIDATES = (512, 8192)
@@ -27,20 +24,19 @@ with more, and at last sorted whole."""
 
 _SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 
-_SLACK = 1e-6
-"""More than rounding takes from a cumulative probability."""
+_SLACK = 1e-6  # more than rounding takes from a cumulative probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """How each of N rows is sampled, and what is told of it."""
+    """How each of N rows is sampled."""
 
     uniforms_N: np.ndarray  # float32 in [0, 1)
     temperature_N: np.ndarray  # float32; 0 is greedy
     top_k_N: np.ndarray  # int64; below 1 is off
     top_p_N: np.ndarray  # float32; 1 is off
     tempered_N: np.ndarray  # bool: log-probabilities are of the sampling temperature; of 1 where that is greedy
-    told_N: np.ndarray  # int64; how many of the most likely tokens are told
+    num_top_N: np.ndarray  # int64; how many of the most likely tokens go with it
 
     def __getitem__(self, rows: slice | np.ndarray) -> Shaping:
         return Shaping(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
@@ -52,7 +48,7 @@ class Chosen:
 
     tokens_N: Tensor  # int64
     logprobs_N: Tensor
-    tops: Mapping[int, TopK]  # of the rows that are told of one
+    tops: Mapping[int, TopK]  # of the rows that ask for them
 
 
 def choose(logits_NV: Tensor, shaping: Shaping) -> Chosen:
@@ -68,7 +64,14 @@ def choose(logits_NV: Tensor, shaping: Shaping) -> Chosen:
     as_sampled_N = shaping.tempered_N & (warm_N != 1)
     if as_sampled_N.any():
         logprobs_N = torch.where(_on(logits_NV, as_sampled_N), _of(tempered_NV, tokens_N), logprobs_N)
-    return Chosen(tokens_N, logprobs_N, _tops(raw_NV, tempered_NV, as_sampled_N, shaping.told_N))
+    tops: dict[int, TopK] = {}
+    for k in np.unique(shaping.num_top_N[shaping.num_top_N > 0]).tolist():
+        # Rows of one k together, never of several: the order of equally likely tokens must not depend on company.
+        for source_NV, of_source_N in ((raw_NV, ~as_sampled_N), (tempered_NV, as_sampled_N)):
+            rows = np.flatnonzero((shaping.num_top_N == k) & of_source_N)
+            if rows.size:
+                tops.update(zip(rows.tolist(), most_likely(source_NV[_on(source_NV, rows)], k), strict=True))
+    return Chosen(tokens_N, logprobs_N, tops)
 
 
 def tempered(logits_NV: Tensor, raw_NV: Tensor, warm_N: np.ndarray) -> Tensor:
@@ -91,18 +94,6 @@ def most_likely(logprobs_NV: Tensor, k: int) -> list[TopK]:
     values_NK, ids_NK = logprobs_NV.topk(k, dim=1)
     ids, values = ids_NK.to(torch.int32).cpu().numpy(), values_NK.float().cpu().numpy()
     return [TopK(k=k, length=1, ids=i.tobytes(), logprobs=v.tobytes()) for i, v in zip(ids, values, strict=True)]
-
-
-def _tops(raw_NV: Tensor, tempered_NV: Tensor, as_sampled_N: np.ndarray, told_N: np.ndarray) -> dict[int, TopK]:
-    """Rows of one k together, never of several: which of equally likely tokens are told must not depend on company."""
-    found: dict[int, TopK] = {}
-    for k in np.unique(told_N[told_N > 0]).tolist():
-        for source_NV, of_source_N in ((raw_NV, ~as_sampled_N), (tempered_NV, as_sampled_N)):
-            rows = np.flatnonzero((told_N == k) & of_source_N)
-            if rows.size:
-                tops = most_likely(source_NV[_on(source_NV, rows)], k)
-                found.update(zip(rows.tolist(), tops, strict=True))
-    return found
 
 
 def _sampled(logprobs_NV: Tensor, shaping: Shaping) -> Tensor:
@@ -179,17 +170,17 @@ def _of_candidates(probs_V: np.ndarray, ids_C: np.ndarray, uniform: np.float32, 
     order_C = np.argsort(-probs_V[ids_C], kind="stable")
     sorted_C = probs_V[ids_C[order_C]]
     cumulative_C = sorted_C.cumsum(dtype=np.float64).astype(np.float32)
-    kept = len(ids_C)
-    if not (0 < top_k <= kept or cumulative_C[-1] >= top_p + _SLACK):
+    count = len(ids_C)
+    if not (0 < top_k <= count or cumulative_C[-1] >= top_p + _SLACK):
         return -1
     if top_p < 1:
         inside_C = cumulative_C - sorted_C < top_p
-        kept = max(1, int(np.count_nonzero(inside_C)))
-        if not inside_C[1:kept].all():  # by a rounding error, a gap
+        count = max(1, int(np.count_nonzero(inside_C)))
+        if not inside_C[1:count].all():  # by a rounding error, a gap
             return -1
-    kept = min(kept, top_k) if top_k > 0 else kept
-    chosen = np.searchsorted(cumulative_C[:kept], uniform * cumulative_C[kept - 1], side="right")
-    return int(ids_C[order_C[min(chosen, kept - 1)]])
+    count = min(count, top_k) if top_k > 0 else count
+    chosen = np.searchsorted(cumulative_C[:count], uniform * cumulative_C[count - 1], side="right")
+    return int(ids_C[order_C[min(chosen, count - 1)]])
 
 
 def _of(logprobs_NV: Tensor, tokens_N: Tensor) -> Tensor:
@@ -200,8 +191,7 @@ def _on(like: Tensor, values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
 
 
-_BITS = 23
-"""So that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end."""
+_BITS = 23  # so that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end
 
 
 def as_seed(seed: int) -> int:

@@ -1,10 +1,10 @@
 """Decoders of any family that transformers computes, with our attention and adapters inside.
 
-Owns: transformers' attention interface as the place where queries meet keys; adapters on every plain linear module but
-routers; the trial at load, in which a model has to agree with transformers' own logits.
-Never: computes a layer. A window of attention is none of ours: sequences end where the smallest window of a layer does.
+transformers' attention interface is the place where queries meet keys; adapters are on every plain linear module but
+routers. At load a model has to agree with transformers' own logits. A window of attention is none of ours: sequences
+end where the smallest window of a layer does.
 
-Slower than `fused`, which joins projections of one input and knows its backward.
+Slower than `FusedModel`, which joins projections of one input and knows its backward.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,37 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from halteres.engine.shapes import kind_of
-from halteres.engine.torch.attention import Attention, Causal
-from halteres.engine.torch.functions import project
-from halteres.engine.torch.heads import Grid, Heads
-from halteres.engine.torch.lora import Adaptations
-from halteres.engine.torch.matmul import operand_type
-from halteres.engine.torch.model import BaseModel, Part, Projection, eos_tokens
+from halteres.engine.torch.attention import Causal
+from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads, Layer, eos_tokens
+from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
 from halteres.errors import InvalidConfig
 
-ATTENTION = "halteres"
-"""The name of our attention in transformers' register."""
-
+ATTENTION = "halteres"  # the name of our attention in transformers' register
 ROUTERS = ("gate", "router", "shared_expert_gate")
 """Linear modules that choose experts: PEFT leaves them alone, too, unless they are named."""
 
-TRIED_ROWS, TRIED_TOKENS = 2, 24
+TRIAL_SHAPE = 2, 24
 STRETCHED = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once some row of a batch is longer than the model was first made for."""
 
-UNBOUNDED = 1 << 17
-"""Positions of a model that names no bound."""
-
+UNBOUNDED = 1 << 17  # positions of a model that names no bound
 AGREES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """The largest difference of two logits, relative to the largest logit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The adaptable projections of one decoder layer."""
-
-    attention: tuple[Projection, ...]
-    mlp: tuple[Projection, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,34 +45,22 @@ class TransformersModel(BaseModel):
 
     body: Any  # from tokens to the final hidden state
 
-    def hidden_states(self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention) -> Tensor:
-        """See `forward.hidden_states`; the residual stream has the type of the weights."""
-        shape = (grid.rows, grid.length)
-        with _running(_Pass(lora, attention)):
+    def hidden_states(
+        self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention, *, recompute: bool = False
+    ) -> Tensor:
+        """See `BaseModel`; the residual stream has the type of the weights."""
+        shape, token = (grid.rows, grid.length), _pass.set((lora, attention))
+        try:
             output = self.body(
                 input_ids=tokens_N.view(shape), position_ids=grid.positions_AT.expand(shape), use_cache=False
             )
+        finally:
+            _pass.reset(token)
         return output.last_hidden_state.view(tokens_N.shape[0], -1).to(self.operands)
 
 
-@dataclass(slots=True)
-class _Pass:
-    """What the modules of a pass in progress need to know."""
-
-    lora: Adaptations
-    attention: Attention
-
-
-_pass: ContextVar[_Pass] = ContextVar("pass")
-
-
-@contextmanager
-def _running(now: _Pass) -> Iterator[_Pass]:
-    token = _pass.set(now)
-    try:
-        yield now
-    finally:
-        _pass.reset(token)
+_pass: ContextVar[tuple[Adaptations, Attention]] = ContextVar("pass")
+"""What the modules of a pass in progress need to know."""
 
 
 class _Unsupported(Exception):
@@ -117,22 +88,22 @@ def _attend(
     factor = 1.0 if scaling is None else scaling * math.sqrt(width)
     if not math.isclose(factor, 1.0):
         query = query * factor
-    now = _pass.get()
+    attention = _pass.get()[1]
     rows = (batch * key_heads, length, width)
-    kept = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32  # as the cache keeps them
-    attended = kept if query.device.type != "cpu" else torch.float32
+    cached = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+    attended = cached if query.device.type != "cpu" else torch.float32
     found = Heads(
         query.reshape(rows[0], -1, length, width).to(attended),
-        *(part.reshape(rows).to(kept).to(attended) for part in (key, value)),
+        *(part.reshape(rows).to(cached).to(attended) for part in (key, value)),
     )
-    return now.attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
+    return attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
 
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
     """A linear module's forward, with the adapter of the pass."""
-    now = _pass.get()
+    lora, _ = _pass.get()
     x_ND = x.reshape(-1, x.shape[-1]).to(operand_type(projection.weight_ED))
-    return project(x_ND, projection, now.lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
+    return project(x_ND, projection, lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def wrap(model: Any) -> TransformersModel:
@@ -147,7 +118,8 @@ def wrap(model: Any) -> TransformersModel:
     model.eval()
     config, name = model.config.get_text_config(), type(model).__name__
     embedding, head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings()
-    tokens_BT = _tried(embedding.shape[0]).to(embedding.device)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT = torch.randint(embedding.shape[0], TRIAL_SHAPE, generator=generator).to(embedding.device)
     with torch.inference_mode():
         expected_BTV = model(input_ids=tokens_BT, use_cache=False).logits
     model.set_attn_implementation(ATTENTION)
@@ -167,11 +139,6 @@ def wrap(model: Any) -> TransformersModel:
         body=model.base_model,
     )
     return _agreed(wrapped, tokens_BT, expected_BTV)
-
-
-def _tried(vocabulary: int) -> Tensor:
-    drawn = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (TRIED_ROWS, TRIED_TOKENS), generator=drawn)
 
 
 def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -> TransformersModel:
@@ -238,7 +205,7 @@ def _layers(model: Any, head: nn.Module) -> tuple[Layer, ...]:
         module.forward = partial(_projected, projection)  # pyright: ignore[reportAttributeAccessIssue]
         kinds[int(number[1])][kind_of(name) == "mlp"].append(projection)
     count = model.config.get_text_config().num_hidden_layers
-    return tuple(Layer(tuple(kinds[i][0]), tuple(kinds[i][1])) for i in range(count))
+    return tuple(Layer(attention=tuple(kinds[i][0]), mlp=tuple(kinds[i][1])) for i in range(count))
 
 
 def _projection(name: str, module: nn.Linear) -> Projection:

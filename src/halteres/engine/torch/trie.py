@@ -1,16 +1,12 @@
 """The sequences of a micro-batch as a prefix trie on one flat axis: what they share is computed once.
 
-Owns: where every token of every sequence lies, and which log-probabilities are asked of which token; attention over it:
-each run's queries meet the keys of its path.
-Never: runs a model; chooses what comes together (`data` does).
-
 A sequence shares its longest common prefix with the one before it, which shares with its own predecessor; in
 lexicographic order that is the whole trie. What is left of it, its run, is appended to the flat axis.
 
 Promise: bits of what is attended are those of `attention.Causal` on separate rows: keys of a run are gathered,
 contiguous from position 0, so that the sums over them are split at the same keys.
 
-N tokens of the axis, L tokens of a sequence or keys, P asked log-probabilities (of K targets each), B sequences, T of
+N tokens of the axis, L tokens of a sequence or keys, P log-probabilities (of K targets each), B sequences, T of
 the longest. In attention: H query heads, K key heads, G = H / K; R runs side by side, X = R * K, M = G * queries.
 """
 
@@ -29,13 +25,9 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.torch import flash
-from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, Attention, weighted, weights
-from halteres.engine.torch.cache import round_up
-from halteres.engine.torch.heads import Heads
-from halteres.engine.torch.model import BaseModel
-
-AXIS_STEP = 8
-"""Rows of every matmul are a multiple of this: with fewer than 4 rows kernels change, and with them bits."""
+from halteres.engine.torch.attention import KEY_BLOCK, MIN_ROWS, QUERY_BLOCK, weighted, weights
+from halteres.engine.torch.model import Attention, BaseModel, Heads
+from halteres.engine.torch.projections import LEAST_ROWS, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +68,33 @@ class Trie:
         return cls(tokens_N, positions_N, tuple(runs))
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+def target_cells(trie: Trie, targets: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which log-probabilities are computed, and which of them each target of each sequence reads.
 
     Sequences that share a token share its log-probability where they share the target, too.
+
+    Targets are L or L x K for each sequence. Returns rows_P on the flat axis; targets, P or P x K; and numbers among
+    the P for the cells of B x T (`length`), of which padding reads the first.
     """
-
-    rows_P: np.ndarray  # where on the flat axis
-    targets_P: np.ndarray  # or P x K
-    cells_BT: np.ndarray  # which of them; padding reads the first
-
-    @classmethod
-    def of(cls, trie: Trie, targets: Sequence[np.ndarray], length: int) -> Asked:
-        """Targets per sequence, L or L x K; `length` is T."""
-        rows: list[np.ndarray] = []
-        wanted: list[np.ndarray] = []
-        cells_BT = np.zeros((len(targets), length), np.int64)
-        size = 0
-        for i, (run, own) in enumerate(zip(trie.runs, targets, strict=True)):
-            new = np.ones(len(run), np.bool_)
-            if run.start:
-                alike = own[: run.start] == targets[i - 1][: run.start]
-                new[: run.start] = ~(alike.all(1) if alike.ndim > 1 else alike)
-                cells_BT[i, : run.start] = cells_BT[i - 1, : run.start]
-            count = int(new.sum())
-            cells_BT[i, : len(run)][new] = np.arange(size, size + count)
-            rows.append(run.path_L[new])
-            wanted.append(own[new])
-            size += count
-        padding = axis_length(size) - size
-        rows.append(np.full(padding, len(trie.tokens_N) - 1))
-        wanted.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
-        return cls(np.concatenate(rows), np.concatenate(wanted), cells_BT)
+    rows: list[np.ndarray] = []
+    chosen: list[np.ndarray] = []
+    cells_BT = np.zeros((len(targets), length), np.int64)
+    size = 0
+    for i, (run, own) in enumerate(zip(trie.runs, targets, strict=True)):
+        new = np.ones(len(run), np.bool_)
+        if run.start:
+            alike = own[: run.start] == targets[i - 1][: run.start]
+            new[: run.start] = ~(alike.all(1) if alike.ndim > 1 else alike)
+            cells_BT[i, : run.start] = cells_BT[i - 1, : run.start]
+        count = int(new.sum())
+        cells_BT[i, : len(run)][new] = np.arange(size, size + count)
+        rows.append(run.path_L[new])
+        chosen.append(own[new])
+        size += count
+    padding = axis_length(size) - size
+    rows.append(np.full(padding, len(trie.tokens_N) - 1))
+    chosen.append(np.zeros((padding, *targets[0].shape[1:]), np.int64))
+    return np.concatenate(rows), np.concatenate(chosen), cells_BT
 
 
 def shared_length(one: np.ndarray, other: np.ndarray) -> int:
@@ -120,7 +106,7 @@ def shared_length(one: np.ndarray, other: np.ndarray) -> int:
 
 def axis_length(size: int) -> int:
     """With padding, of which there is at least one: queries and keys that are none are read there."""
-    return max(2 * AXIS_STEP, round_up(size + 1, AXIS_STEP))
+    return max(2 * LEAST_ROWS, round_up(size + 1, LEAST_ROWS))
 
 
 KEY_STEP = 16
@@ -160,7 +146,7 @@ class _Bucket:
 
 
 class TrieAttention:
-    """See `forward.Attention`; of one micro-batch, or of several end to end, for all layers."""
+    """See `Attention`; of one micro-batch, or of several end to end, for all layers."""
 
     def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
         device = base.device
@@ -252,7 +238,7 @@ class FlashTrieAttention:
             for run in trie.runs
             if len(run) > run.start
         ]
-        self._lengths = flash.Lengths.of([len(run) - run.start for run in runs], [len(run) for run in runs], device)
+        self._lengths = flash.Lengths([len(run) - run.start for run in runs], [len(run) for run in runs], device)
         own, paths = np.concatenate([run.path_L[run.start :] for run in runs]), np.concatenate([r.path_L for r in runs])
         self._own_I, self._paths_L = torch.from_numpy(own).to(device), torch.from_numpy(paths).to(device)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.engine.loss_graphs.validation import checked
+from halteres.engine.loss_graphs import checked
 from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
 from halteres.service.durable.journal import Entry, Journal, Recorded, State

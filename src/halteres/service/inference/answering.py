@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from halteres.clients import rewards
-from halteres.engine.protocol import Piece, SampleResult, SamplingParams, Sequence, TopK, Wanted
+from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence, TopK
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, nearest, shortened, unknown
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
@@ -348,7 +348,7 @@ class Inference:
                 prompt=packed(prompt.tokens),
                 num_samples=sampling.n,
                 params=msgspec.structs.replace(params, seed=seed + at),
-                extra=Wanted(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top),
+                extra=ExtraLogprobs(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top),
                 tenant=request.call.tenant,
             )
             for at, prompt in enumerate(request.prompts)

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from halteres.engine import protocol
-from halteres.engine.protocol import EngineGone, Piece, SampleResult, SamplingParams, TopK, Wanted
+from halteres.engine.protocol import EngineGone, ExtraLogprobs, Piece, SampleResult, SamplingParams, TopK
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
 from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
@@ -95,7 +95,7 @@ class Draw:
     prompt: bytes  # int32 token ids
     num_samples: int
     params: SamplingParams
-    extra: Wanted
+    extra: ExtraLogprobs
     tenant: Tenant
 
     @property
@@ -104,7 +104,7 @@ class Draw:
         return None if self.snapshot is None else self.snapshot.name
 
     @property
-    def call(self) -> tuple[str | None, bytes, int, SamplingParams, Wanted]:
+    def call(self) -> tuple[str | None, bytes, int, SamplingParams, ExtraLogprobs]:
         """The arguments of `Samples.sample`."""
         return self.name, self.prompt, self.num_samples, self.params, self.extra
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from halteres.engine.protocol import PassResult, SampleResult, TopK, Wanted
+from halteres.engine.protocol import ExtraLogprobs, PassResult, SampleResult, TopK
 from halteres.errors import InvalidData
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.bodies import Sample
@@ -47,7 +47,7 @@ def write_pass(result: PassResult) -> bytes:
 class ExtraOutputs:
     """What a sample brings beside tokens: for the engine, and how the answer is laid out."""
 
-    engine: Wanted
+    engine: ExtraLogprobs
     last_n: int | None = None  # only so many tokens of the prompt are scored
     csr: Csr | None = None  # the layout of sparse targets, which the answer shares
 
@@ -65,7 +65,7 @@ def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
         targets, csr = tensor_of(name, tensor, Budget(), pad=-1), csr_of(name, tensor)
         if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
             raise InvalidData(f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out.")
-    engine = Wanted(
+    engine = ExtraLogprobs(
         prompt_logprobs=bool(sample.prompt_logprobs),
         topk_prompt=sample.topk_prompt_logprobs,
         topk_sampled=sample.topk_sample_logprobs,

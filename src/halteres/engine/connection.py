@@ -1,4 +1,4 @@
-"""The link between the training service and its engine's process: calls of `Engine` as frames on a Unix socket.
+"""Calls of `Engine` between the training service and an engine's process, as frames on a Unix socket.
 
     service: connect(path) -> LinkedEngine        engine's process: serve(engine, path)
 
@@ -10,9 +10,9 @@
     Call(8, "cancel")         ──▶                                     no reply; nothing of call 8 is sent any more
 
 A frame is four bytes of length, then msgpack with raw tensor bytes. Arguments and results are read off the signatures
-of `Engine`. Calls reach the engine in the order in which they were made. A broken link fails every waiting call with
-EngineGone, and takes samples and streams with it; all other calls change something, and run to their end.
-A stream that is read slowly gets longer pieces (`stream_buffer`): neither the link nor the engine waits for a reader.
+of `Engine`. Calls reach the engine in the order in which they were made. A broken connection fails every waiting call
+with EngineGone, and takes samples and streams with it; all other calls change something, and run to their end.
+A stream that is read slowly gets longer pieces (`stream_buffer`): neither the socket nor the engine waits for a reader.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ import msgspec
 
 from halteres import errors
 from halteres.engine import checks, protocol
-from halteres.engine.protocol import Engine, EngineGone, Piece, Samples, Trains
+from halteres.engine.protocol import Engine, EngineGone, Piece
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 MAX_FRAME_BYTES = 2**31
 
-CALL_DEADLINE_S = 3600.0
-"""No single engine call takes longer. An engine that hangs is noticed sooner: `process` asks it for signs of life."""
-
+CALL_DEADLINE_S = 3600.0  # no call takes longer. An engine that hangs is noticed sooner: `process` pings it.
 CANCEL = "cancel"  # the operation of a frame that gives up the call of its number
 CANCELLABLE = ("sample", "stream")  # calls that end when their caller goes away
 
@@ -85,29 +83,28 @@ class Operation:
     streamed: bool
 
 
-def _operation(name: str) -> Operation:
-    method = getattr(Engine, name)
-    hints = typing.get_type_hints(method)
-    fields = [
-        (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
-        for one in inspect.signature(method).parameters.values()
-        if one.name != "self"
-    ]
-    streamed = typing.get_origin(hints["return"]) is AsyncIterator
-    result = typing.get_args(hints["return"])[0] if streamed else hints["return"]
-    return Operation(name, msgspec.defstruct(name, fields, array_like=True), result, streamed)
+def _operations() -> dict[str, Operation]:
+    found: dict[str, Operation] = {}
+    for name in dir(Engine):
+        method = getattr(Engine, name)
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        hints = typing.get_type_hints(method)
+        fields = [
+            (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
+            for one in inspect.signature(method).parameters.values()
+            if one.name != "self"
+        ]
+        streamed = typing.get_origin(hints["return"]) is AsyncIterator
+        result = typing.get_args(hints["return"])[0] if streamed else hints["return"]
+        found[name] = Operation(name, msgspec.defstruct(name, fields, array_like=True), result, streamed)
+    return found
 
 
-OPERATIONS = {
-    name: _operation(name)
-    for part in (Trains, Samples)
-    for name, member in vars(part).items()
-    if inspect.isfunction(member) and not name.startswith("_")
-}
+OPERATIONS = _operations()
 
 NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.decode
-
 
 ERROR_KINDS = {
     name: kind
@@ -139,7 +136,7 @@ def _write_frame(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 class LinkedEngine(Engine):
-    """An `Engine` at the other end of a link; below, it gets a method for each of `OPERATIONS`."""
+    """An `Engine` at the other end of a connection; below, it gets a method for each of `OPERATIONS`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -147,19 +144,19 @@ class LinkedEngine(Engine):
         self._waiting: dict[int, Callable[[Reply], None]] = {}  # what takes each call's replies
         self._failure: Failure | None = None
         self.broken = asyncio.Event()
-        self._listener = asyncio.create_task(self._listen(reader), name="engine link")
+        self._listener = asyncio.create_task(self._listen(reader), name="engine connection")
 
     async def close(self) -> None:
-        """End the engine at the other side, then the link."""
+        """End the engine at the other side, then the connection."""
         if self._failure is None:
             with suppress(NotReady):
                 await self._call(OPERATIONS["close"])
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        """End the link; the engine stays."""
+        """End the connection; the engine stays."""
         if self._failure is None:
-            self.fail(EngineGone("The engine link was closed.", next="Connect again."))
+            self.fail(EngineGone("The connection to the engine was closed.", next="Connect again."))
         self._listener.cancel()
         await asyncio.gather(self._listener, return_exceptions=True)
 
@@ -179,10 +176,10 @@ class LinkedEngine(Engine):
             if not answer.done():
                 answer.set_result(reply)
 
-        with self._under_way(operation, operation.arguments(*args, **kwargs), take):
+        with self._sent(operation, operation.arguments(*args, **kwargs), take):
             try:
                 async with asyncio.timeout(CALL_DEADLINE_S):
-                    await self._drained()
+                    await self._drain()
                     reply = await answer
             except TimeoutError:
                 raise NotReady(f"The engine did not answer {operation.name} within {CALL_DEADLINE_S:.0f} s.") from None
@@ -199,19 +196,17 @@ class LinkedEngine(Engine):
             else:
                 pieces.end(None if reply.failure is None else _unpacked(reply.failure))
 
-        with self._under_way(operation, operation.arguments(*args, **kwargs), take):
-            await self._drained()
+        with self._sent(operation, operation.arguments(*args, **kwargs), take):
+            await self._drain()
             async for piece in pieces.read():
                 yield piece
 
-    async def _drained(self) -> None:
-        with suppress(ConnectionError):  # the listener tells the waiting call
+    async def _drain(self) -> None:
+        with suppress(ConnectionError):  # the listener fails the waiting call
             await self._writer.drain()
 
     @contextmanager
-    def _under_way(
-        self, operation: Operation, arguments: msgspec.Struct, take: Callable[[Reply], None]
-    ) -> Iterator[None]:
+    def _sent(self, operation: Operation, arguments: msgspec.Struct, take: Callable[[Reply], None]) -> Iterator[None]:
         """Send a call, which is waited for inside; whoever leaves before its last reply gives it up."""
         if self._failure is not None:
             raise _unpacked(self._failure)
@@ -240,13 +235,11 @@ class LinkedEngine(Engine):
                     take(reply)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
             if self._failure is None:
-                why = f"Its link ended with {len(self._waiting)} calls waiting."
+                why = f"Its connection ended with {len(self._waiting)} calls waiting."
                 self.fail(EngineGone("The engine is gone.", why, "Ask again."))
 
 
 def _remote(operation: Operation) -> Callable[..., Any]:
-    """The method that has an operation executed at the other end."""
-
     def method(self: LinkedEngine, *args: Any, **kwargs: Any) -> Any:
         begin = self._stream if operation.streamed else self._call  # pyright: ignore[reportPrivateUsage]
         return begin(operation, *args, **kwargs)
@@ -271,7 +264,7 @@ async def connect(socket_path: Path) -> LinkedEngine:
     return LinkedEngine(reader, writer)  # pyright: ignore[reportAbstractUsage] - its methods are made above
 
 
-class LinkServer:
+class ConnectionServer:
     """Answers calls on a Unix socket from one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -280,7 +273,7 @@ class LinkServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self.closed = asyncio.Event()  # a client asked the engine to end
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it ends. Tasks start in the order in which they are made: frames keep theirs."""
         self._writers.add(writer)
         cancellable: dict[int, asyncio.Task[None]] = {}
@@ -342,12 +335,12 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
 
 
 @asynccontextmanager
-async def serve(engine: Engine, socket_path: Path) -> AsyncIterator[LinkServer]:
+async def serve(engine: Engine, socket_path: Path) -> AsyncIterator[ConnectionServer]:
     """Answer on the socket while the block runs; it is listening when the block begins. The engine is not closed."""
-    link = LinkServer(engine)
-    server = await asyncio.start_unix_server(link.converse, socket_path)
+    connections = ConnectionServer(engine)
+    server = await asyncio.start_unix_server(connections.serve, socket_path)
     try:
-        yield link
+        yield connections
     finally:
         server.close()
-        await link.stop()
+        await connections.stop()

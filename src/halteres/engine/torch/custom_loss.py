@@ -1,7 +1,6 @@
 """Custom losses: a client's graph, applied to one datum after the other.
 
-Owns: one node after the other, within bounds on sizes, memory and time; what a graph is given and what it must return.
-Never: knows its operations (`call` does); lets it see another datum, or anything but copies.
+A graph sees copies of one datum, and runs node after node within bounds on sizes, memory and time.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,58 +16,40 @@ import torch
 from torch import Tensor
 
 from halteres.engine.checks import LossNotFinite
-from halteres.engine.loss_graphs.validation import Node, check_custom, returned
+from halteres.engine.loss_graphs import check_custom, returned
 from halteres.engine.protocol import CustomLoss
-from halteres.engine.torch.loss_graphs.call import Call
-from halteres.engine.torch.micro_batches import Example, MicroBatch
-from halteres.engine.torch.objectives import Value, Valuing
+from halteres.engine.torch.graph_operations import Call
+from halteres.engine.torch.losses import Value
+from halteres.engine.torch.micro_batches import MicroBatch
 from halteres.errors import InvalidData, boundary
 
 MAX_ELEMENTS = 1 << 23  # of one tensor
 MAX_DIMENSIONS = 8
 MAX_HELD_BYTES = 1 << 29  # of all results of one datum
 MAX_MOVED_BYTES = 1 << 32  # read and written for one datum; a few seconds on one core
-
 _SORTING = frozenset({"sort", "argsort", "topk", "median", "nanmedian", "quantile"})
 _SORT_COST = 16
 _PRODUCTS = frozenset({"matmul", "mm", "mv", "bmm", "dot", "outer"})
 _FLOPS_PER_BYTE = 8
 
 
-@dataclass(frozen=True, slots=True)
 class Program:
     """A checked graph: the nodes, and which of their results are the loss and the metrics."""
 
-    nodes: tuple[Node, ...]
-    loss: str
-    metrics: Mapping[str, str]  # node by key
-
-    @classmethod
-    def of(cls, custom: CustomLoss) -> Program:
-        """Ready to run.
-
-        Raises:
-            InvalidData: see `check_custom`.
-        """
-        nodes = check_custom(custom)
-        return cls(nodes, *returned(nodes[-1]))
+    def __init__(self, custom: CustomLoss) -> None:
+        self._nodes = check_custom(custom)
+        self.loss, self.metrics = returned(self._nodes[-1])
 
     def run(self, inputs: Sequence[Tensor], where: str, deadline: float) -> Mapping[str, Any]:
-        """Every node's result by its name.
+        """Every node's result by its name; `where` begins the sentence of an error.
 
-        Args:
-            inputs: on the CPU, in the graph's order.
-            where: begins the sentence of an error.
-            deadline: of `time.monotonic`.
-
-        Raises:
-            InvalidData: a node failed, or the bounds were reached; the message names it.
+        `inputs` are on the CPU, in the graph's order; the deadline is of `time.monotonic`.
         """
         values: dict[str, Any] = {}
-        meter, given = _Meter(deadline), iter(inputs)
-        for node in self.nodes[:-1]:
+        meter, remaining = _Meter(deadline), iter(inputs)
+        for node in self._nodes[:-1]:
             if node.op == "placeholder":
-                values[node.name] = next(given)
+                values[node.name] = next(remaining)
             else:
                 with boundary(InvalidData, f"{where}: node '{node.name}' ({node.target})"):
                     call = Call.of(node, values)
@@ -86,12 +67,7 @@ class _Meter:
     moved: int = 0
 
     def measure(self, call: Call) -> None:
-        """Refuse a call before it is made.
-
-        Raises:
-            ValueError: its result, or all together, would be too large.
-            Whatever torch raises of arguments that do not fit.
-        """
+        """Refuse a call before it is made."""
         if time.monotonic() > self.deadline:
             raise ValueError("the custom loss takes too long")
         given = call.given
@@ -99,7 +75,11 @@ class _Meter:
             return
         made = call.foreseen()
         for shape, _ in made:
-            _check_size(shape)
+            if math.prod(shape) > MAX_ELEMENTS or len(shape) > MAX_DIMENSIONS:
+                raise ValueError(
+                    f"a tensor of shape {list(shape)[:MAX_DIMENSIONS]} is too large: {MAX_ELEMENTS} elements in at "
+                    f"most {MAX_DIMENSIONS} dimensions are allowed"
+                )
         read = sum(one.numel() * one.element_size() for one in given)
         written = sum(math.prod(shape) * size for shape, size in made)
         self.held += written
@@ -110,61 +90,45 @@ class _Meter:
             raise ValueError(f"the graph needs more than {MAX_HELD_BYTES >> 20} MiB for one datum, or reads too much")
 
 
-def _check_size(shape: torch.Size) -> None:
-    if math.prod(shape) > MAX_ELEMENTS or len(shape) > MAX_DIMENSIONS:
-        raise ValueError(
-            f"a tensor of shape {list(shape)[:MAX_DIMENSIONS]} is too large: {MAX_ELEMENTS} elements in at most "
-            f"{MAX_DIMENSIONS} dimensions are allowed"
-        )
-
-
-SECONDS = 60.0
-"""What a request may spend in its graph."""
-
+SECONDS = 60.0  # what a request may spend in its graph
 _NOTHING_COUNTS = "Nothing of this request was accumulated."
 
 
 class CustomObjective:
-    """A custom loss of one request; see `Objective`."""
+    """A custom loss of one request."""
 
     def __init__(self, custom: CustomLoss) -> None:
-        self._program = Program.of(custom)
+        self._program = Program(custom)
         self._names = [name for name, _ in custom.inputs[1:]]
         self._left_s = SECONDS
 
-    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Valuing:
-        """See `Objective`; a datum is a slice."""
+    def __call__(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Generator[None, None, Value]:
+        """The value for log-probabilities of B x T, or B x T x K; others get their turn between datums."""
         found = torch.zeros_like(logprobs) if gradient else None
         total, metrics = 0.0, Counter[str]()
         for row, example in enumerate(batch.examples):
-            start = time.monotonic()
-            alone = logprobs[row, : len(example)].detach().cpu().clone().requires_grad_(gradient)
+            start, where, length = time.monotonic(), f"Datum {example.index}", len(example)
+            own = logprobs[row, :length].detach().cpu().clone().requires_grad_(gradient)
             with torch.set_grad_enabled(gradient):
-                loss, of_datum = self._run(alone, example, start + self._left_s)
+                inputs = [torch.from_numpy(example.inputs[name].copy()) for name in self._names]
+                values = self._program.run([own, *inputs], where, start + self._left_s)
+                loss = self._loss(values, where)
+                metrics.update(self._metrics(values, where))
                 if found is not None:
-                    found[row, : len(example)] = _gradient(loss, alone, self._where(example)).to(found)
+                    found[row, :length] = _gradient(loss, own, where).to(found)
             total += float(loss.detach())
-            metrics.update(of_datum)
             self._left_s -= time.monotonic() - start
             yield
         return Value(total, found, dict(metrics))
 
-    def _run(self, logprobs: Tensor, example: Example, deadline: float) -> tuple[Tensor, dict[str, float]]:
-        where = self._where(example)
-        inputs = [torch.from_numpy(example.inputs[name].copy()) for name in self._names]
-        values = self._program.run([logprobs, *inputs], where, deadline)
-        return self._loss(values, where), self._metrics(values, where)
-
     def _loss(self, values: Mapping[str, Any], where: str) -> Tensor:
-        loss = values[self._program.loss]
+        loss, node = values[self._program.loss], f"node '{self._program.loss}'"
         if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
             is_ = f"{loss.dtype} of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InvalidData(
-                f"{where}: the loss, node '{self._program.loss}', is no scalar.", f"It is {is_}.", "Sum it."
-            )
+            raise InvalidData(f"{where}: the loss, {node}, is no scalar.", f"It is {is_}.", "Sum it.")
         if not bool(torch.isfinite(loss.detach())):
             raise LossNotFinite(
-                f"{where}: the custom loss, node '{self._program.loss}', is not finite.",
+                f"{where}: the custom loss, {node}, is not finite.",
                 f"It is {float(loss.detach())}. {_NOTHING_COUNTS}",
                 "Look for a logarithm of 0, a division by 0 or an overflowing exponential in it.",
             )
@@ -174,19 +138,14 @@ class CustomObjective:
         found: dict[str, float] = {}
         for key, name in self._program.metrics.items():
             value = values[name]
-            if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-                found[key] = float(value.detach())
-            elif isinstance(value, int | float):
-                found[key] = float(value)
-            else:
+            if not isinstance(value, int | float | Tensor) or (
+                isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex())
+            ):
                 raise InvalidData(
                     f"{where}: the metric '{key}', node '{name}', is no scalar.", next="Sum or average it."
                 )
+            found[key] = float(value.detach() if isinstance(value, Tensor) else value)
         return found
-
-    @staticmethod
-    def _where(example: Example) -> str:
-        return f"Datum {example.index}"
 
 
 def _gradient(loss: Tensor, logprobs: Tensor, where: str) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from contract.requirements import proves
 
-from halteres.engine.link import ERROR_KINDS, OPERATIONS, LinkedEngine, connect, serve
+from halteres.engine.connection import ERROR_KINDS, OPERATIONS, LinkedEngine, connect, serve
 from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SamplingParams
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
@@ -135,7 +135,7 @@ async def test_large_tensors_cross_whole(linked: LinkedEngine) -> None:
 async def test_a_frame_that_is_too_large_is_refused_before_it_is_sent(
     linked: LinkedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.engine.link.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("halteres.engine.connection.MAX_FRAME_BYTES", 1000)
     with pytest.raises(InvalidData, match="too large"):
         await linked.sample(None, packed([5] * 1000), 1, SamplingParams())
     assert (await linked.info()).vocab_size == 672

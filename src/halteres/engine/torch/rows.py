@@ -1,20 +1,161 @@
-"""The rows in decode, and their slots.
-
-Owns: which row has which slot of which block; the numbers that a step needs of each row, as columns.
-Never: runs a model; decides who enters or makes way.
+"""Sampling requests on their way, the sequences that they wait for (rows), and the cache slots that rows have.
 
 Rows lie without gaps: all blocks of one length but the last are full, and a block's rows have its first slots. A row
-has a slot of the shortest length that holds it, and moves on when it has filled that.
+has a slot of the shortest length that holds it, and moves on when it has filled that. A row that loses its slot goes on
+from its prompt and the tokens it has, bit for bit: its random numbers are a function of (seed, sample, position).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from halteres.engine.checks import bytes_of
+from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams, TopK
+from halteres.engine.protocol import Sequence as Sampled
+from halteres.engine.stream_buffer import PieceQueue, end_to_end
+from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import Block, CacheMemory, slot_length
-from halteres.engine.torch.requests import Row
+from halteres.errors import HalteresError
+
+
+class Newest(NamedTuple):
+    """A token that was just sampled."""
+
+    token: int
+    logprob: float
+    top: TopK | None = None  # of length 1, where the request asks for one
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SampleRequest:
+    """One call of `sample` or `stream`."""
+
+    snapshot: Snapshot
+    prompt: bytes  # int32
+    tokens: np.ndarray  # the same, int64
+    num_samples: int
+    params: SamplingParams
+    limit: int  # new tokens per sequence
+    stop_tokens: frozenset[int]
+    decode: Callable[[list[int]], str]  # the text of tokens, special ones by name
+    future: Future[SampleResult]
+    extra: ExtraLogprobs = ExtraLogprobs()  # noqa: RUF009 - frozen
+    pieces: PieceQueue | None = None  # where a stream goes
+    number: int = 0  # among all requests of a sampler: the lowest goes first
+    scores: SampleResult | None = None  # what it has of the prompt
+    cache_hit_tokens: int = 0  # of the prompt
+    waiting: deque[Row] = field(init=False)  # rows without a slot
+    finished: dict[int, Sampled] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(Row(self, sample) for sample in range(self.num_samples))
+
+    @property
+    def full_length(self) -> int:
+        """Positions a sequence may take."""
+        return len(self.tokens) + self.limit
+
+    @property
+    def needs(self) -> int:
+        """Positions of all its sequences: how much memory it takes, compared with others."""
+        return self.num_samples * self.full_length
+
+    def wait_for_slots(self, rows: Iterable[Row]) -> None:
+        """These rows have lost their slots and wait for others, in order with those that never had one."""
+        self.waiting = deque(sorted([*self.waiting, *rows], key=lambda row: row.sample))
+
+    def finish(self, sample: int, sequence: Sampled) -> None:
+        """One sequence is complete; the last one answers the request."""
+        self.finished[sample] = sequence
+        if len(self.finished) == self.num_samples:
+            result = msgspec.structs.replace(
+                self.scores or SampleResult(sequences=(), version=0),
+                sequences=tuple(self.finished[i] for i in range(self.num_samples)),
+                version=self.snapshot.version,
+                prompt_cache_hit_tokens=self.cache_hit_tokens,
+            )
+            with suppress(InvalidStateError):  # cancelled
+                self.future.set_result(result)
+            if self.pieces is not None:
+                self.pieces.end()
+
+    def fail(self, error: HalteresError) -> None:
+        """Answer with an error, if nothing was answered yet."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+            if self.pieces is not None:
+                self.pieces.end(error)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence that is being sampled."""
+
+    request: SampleRequest
+    sample: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[TopK] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.request.tokens) + len(self.tokens)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The lower, the longer it has been asked for: where memory ends, the highest makes way."""
+        return self.request.number, self.sample
+
+    @property
+    def text(self) -> np.ndarray:
+        """Prompt and answer, int64."""
+        return np.concatenate([self.request.tokens, np.array(self.tokens, np.int64)])
+
+    def take(self, newest: Newest) -> bool:
+        """Add a token; True if the row ended with it (its request has the sequence then)."""
+        self.tokens.append(newest.token)
+        self.logprobs.append(newest.logprob)
+        if newest.top is not None:
+            self.tops.append(newest.top)
+        request = self.request
+        reason = "length" if len(self.tokens) >= request.limit else None
+        stops = request.params.stop_strings
+        tail = max(map(bytes_of, stops)) + 4 if stops else 0  # a token holds at least one byte of text
+        text = request.decode(self.tokens[-tail:]) if stops else ""
+        if newest.token in request.stop_tokens or any(stop in text for stop in stops):
+            reason = "stop"
+        if request.pieces is not None:
+            piece = Piece(
+                sample=self.sample,
+                tokens=np.int32(newest.token).tobytes(),
+                logprobs=np.float32(newest.logprob).tobytes(),
+                version=request.snapshot.version,
+                top=newest.top,
+                stop_reason=reason,
+            )
+            request.pieces.put(piece)
+        if reason is None:
+            return False
+        request.finish(
+            self.sample,
+            Sampled(
+                tokens=np.array(self.tokens, dtype="<i4").tobytes(),
+                logprobs=np.array(self.logprobs, dtype="<f4").tobytes(),
+                stop_reason=reason,
+                top=end_to_end(self.tops),
+            ),
+        )
+        return True
+
 
 COLUMNS = np.dtype(
     [
@@ -26,7 +167,7 @@ COLUMNS = np.dtype(
         ("top_k", np.int64),
         ("top_p", np.float32),
         ("tempered", np.bool_),
-        ("told", np.int64),  # most likely tokens that are told with every token
+        ("num_top", np.int64),  # most likely tokens that go with every token
     ],
     align=True,
 )
@@ -50,11 +191,6 @@ class RowBlock:
         """Positions that each row's slot holds: the newest token is not there yet."""
         return self.columns_S["position"][: len(self.rows)]
 
-    @property
-    def full(self) -> list[Row]:
-        """Rows that have filled their slots."""
-        return [self.rows[slot] for slot in np.flatnonzero(self.written_R >= self.cache.length)]
-
     def exchange(self, cache: Block) -> Block:
         """Move all rows into another block with room for them; the old one."""
         count, old = len(self.rows), self.cache
@@ -67,8 +203,7 @@ class RowBlock:
         return old
 
 
-Place = tuple[RowBlock, range]
-"""Neighbouring slots of a block."""
+Place = tuple[RowBlock, range]  # neighbouring slots of a block
 
 
 class Rows:
@@ -100,13 +235,7 @@ class Rows:
         return sum(block.vacant * block.cache.length for block in self.blocks)
 
     def make_room(self, length: int, count: int, *, forced: bool = False) -> int:
-        """Slots of this length that are free now: so many, or as many as there is memory for.
-
-        Args:
-            length: of the slots.
-            count: how many are wanted.
-            forced: one there is in any case.
-        """
+        """Slots of this length that are free now: `count`, or as many as there is memory for; forced, at least one."""
         memory = self._memory
         while (vacant := self._vacant(length)) < count:
             fit = memory.free // length
@@ -146,14 +275,17 @@ class Rows:
     @property
     def grown(self) -> dict[int, list[Row]]:
         """Rows that have filled their slots, by the slots' length."""
-        found = {length: [row for block in blocks for row in block.full] for length, blocks in self._blocks.items()}
-        return {length: rows for length, rows in found.items() if rows}
+        found: dict[int, list[Row]] = {}
+        for length, blocks in self._blocks.items():
+            full = [(block, slot) for block in blocks for slot in np.flatnonzero(block.written_R >= length)]
+            if full:
+                found[length] = [block.rows[slot] for block, slot in full]
+        return found
 
     def move_on(self, *, forced: bool = False) -> int:
         """Rows that have filled their slots get longer ones, the oldest first, while there is memory; how many did.
 
-        Args:
-            forced: one does in any case.
+        Forced, one does in any case.
         """
         moved = 0
         for length, rows in sorted(self.grown.items(), reverse=True):
@@ -165,7 +297,7 @@ class Rows:
         self._drop_empty()
         return moved
 
-    def keep(self, rows: Collection[Row]) -> None:
+    def keep_prefixes(self, rows: Collection[Row]) -> None:
         """What these rows' slots hold stays as prefixes, as far as there is room."""
         gone = set(rows)
         for block in self.blocks:
@@ -218,22 +350,17 @@ def _leave(blocks: Sequence[RowBlock], rows: Collection[Row]) -> None:
     """The last rows of all these blocks close the gaps; nothing stays behind in slots that are free then."""
     gone = set(rows)
     before = [(len(block.rows), int(block.written_R.max(initial=0))) for block in blocks]
-    for number in range(len(blocks) - 1, -1, -1):
-        block = blocks[number]
+    for block in reversed(blocks):
         for slot in range(len(block.rows) - 1, -1, -1):
             if block.rows[slot] in gone:
                 last = next(last for last in reversed(blocks) if last.rows)
-                _replace(block, slot, last, len(last.rows) - 1)
+                number = len(last.rows) - 1
+                if block is not last or slot != number:  # the last row takes this slot
+                    length = int(max(block.columns_S["position"][slot], last.columns_S["position"][number]))
+                    block.cache.copy([slot], last.cache, [number], length)
+                    block.rows[slot], block.columns_S[slot] = last.rows[number], last.columns_S[number]
+                last.rows.pop()
+                last.columns_S[number] = np.zeros((), COLUMNS)
     for block, (count, written) in zip(blocks, before, strict=True):
         if block.rows and len(block.rows) < count:
             block.cache.clear(range(len(block.rows), count), written)
-
-
-def _replace(block: RowBlock, slot: int, last: RowBlock, number: int) -> None:
-    """The row in the last slot takes a slot whose row has gone."""
-    if block is not last or slot != number:
-        length = int(max(block.columns_S["position"][slot], last.columns_S["position"][number]))
-        block.cache.copy([slot], last.cache, [number], length)
-        block.rows[slot], block.columns_S[slot] = last.rows[number], last.columns_S[number]
-    last.rows.pop()
-    last.columns_S[number] = np.zeros((), COLUMNS)

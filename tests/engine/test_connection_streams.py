@@ -9,8 +9,8 @@ import pytest
 from deadlines import until
 
 from halteres.engine.checks import EngineOutOfMemory, LossNotFinite, out_of_memory
-from halteres.engine.link import LinkedEngine, connect, serve
-from halteres.engine.protocol import Adam, EngineGone, LoraConfig, Piece, SampleResult, SamplingParams, Wanted
+from halteres.engine.connection import LinkedEngine, connect, serve
+from halteres.engine.protocol import Adam, EngineGone, ExtraLogprobs, LoraConfig, Piece, SampleResult, SamplingParams
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, NotReady, ServerError
@@ -22,9 +22,9 @@ FREE = SamplingParams(max_tokens=30, seed=5, stop_tokens=())
 
 
 async def test_a_stream_over_the_link_is_what_sample_answers(linked: LinkedEngine) -> None:
-    wanted = Wanted(topk_sampled=2)
-    told = await streamed(linked.stream(None, packed(PROMPT), 4, FREE, wanted))
-    assert told == (await linked.sample(None, packed(PROMPT), 4, FREE, wanted)).sequences
+    extra = ExtraLogprobs(topk_sampled=2)
+    told = await streamed(linked.stream(None, packed(PROMPT), 4, FREE, extra))
+    assert told == (await linked.sample(None, packed(PROMPT), 4, FREE, extra)).sequences
 
 
 async def test_pieces_cross_while_the_engine_still_writes(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
@@ -66,7 +66,7 @@ async def test_a_stream_that_is_left_ends_inside_the_engine(linked: LinkedEngine
 
 async def test_a_stream_fails_with_the_engines_own_error(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
     with pytest.raises(InvalidData, match="sampled tokens alone"):
-        await streamed(linked.stream(None, packed(PROMPT), 1, FREE, Wanted(topk_prompt=2)))
+        await streamed(linked.stream(None, packed(PROMPT), 1, FREE, ExtraLogprobs(topk_prompt=2)))
     scripted.fail_next("stream", ServerError("The device is lost."))
     with pytest.raises(ServerError, match="device is lost"):
         await streamed(linked.stream(None, packed(PROMPT), 1, FREE))

@@ -1,1 +1,0 @@
-"""Custom losses as data: which graphs are allowed, read without torch."""

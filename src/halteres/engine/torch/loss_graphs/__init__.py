@@ -1,1 +1,0 @@
-"""Custom losses as data, executed."""
