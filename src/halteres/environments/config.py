@@ -37,97 +37,96 @@ class BaseEnvConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    group_size: Annotated[int, Field(ge=1, description="rollouts of one task, scored together")] = 4
-    batch_size: Annotated[
-        int,
-        Field(
-            ge=-1,
-            description="rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run",
-        ),
-    ] = -1
-    total_steps: Annotated[
-        int, Field(ge=-1, description="serve: batches to fill, -1: the trainer's; process: groups to write")
-    ] = 1000
-    max_token_length: Annotated[
-        int, Field(description="tokens; prompt and answer together stay below it; 0 or less: no limit")
-    ] = 2048
-    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer at most")] = 512
-    temperature: Annotated[
-        float,
-        Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 is the policy that is trained"),
-    ] = 1.0
-    system_prompt: Annotated[
-        str | None, Field(description="system message, the first of every chat; default: none")
-    ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds tasks and sampling")] = 0
-    success_threshold: Annotated[float, Field(description="a score above it counts as success")] = 0.0
+    group_size: int = Field(default=4, ge=1, description="rollouts of one task, scored together")
+    batch_size: int = Field(
+        default=-1,
+        ge=-1,
+        description="rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run",
+    )
+    total_steps: int = Field(
+        default=1000, ge=-1, description="serve: batches to fill, -1: the trainer's; process: groups to write"
+    )
+    max_token_length: int = Field(
+        default=2048, description="tokens; prompt and answer together stay below it; 0 or less: no limit"
+    )
+    max_new_tokens: int = Field(default=512, ge=1, description="tokens of one answer at most")
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=10,
+        description="sampling temperature of training rollouts; 1 is the policy that is trained",
+    )
+    system_prompt: str | None = Field(
+        default=None, description="system message, the first of every chat; default: none"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="seeds tasks and sampling")
+    success_threshold: float = Field(default=0.0, description="a score above it counts as success")
 
-    max_num_workers: Annotated[
-        int, Field(ge=-1, description="groups under way at once; -1: max_num_workers_per_node")
-    ] = -1
-    max_num_workers_per_node: Annotated[
-        int, Field(ge=1, description="groups under way at once on one inference server")
-    ] = 8
-    worker_timeout: Annotated[float, Field(description="seconds for one group; -1: no limit")] = 600
-    rollout_retries: Annotated[
-        int, Field(ge=0, le=100, description="rounds in which failed rollouts of a group are sampled again")
-    ] = 3
-    max_failed_groups: Annotated[
-        int, Field(ge=1, description="groups that fail one after another before the environment gives up")
-    ] = 8
-    max_batches_offpolicy: Annotated[
-        int, Field(description="batches that may wait at the trajectory server, where it names no number itself")
-    ] = 3
-    max_dropped_groups: Annotated[
-        int, Field(ge=0, description="groups dropped one after another before the environment gives up; 0: never")
-    ] = 256
-    ensure_scores_are_not_same: Annotated[
-        bool, Field(description="drop groups whose scores are all equal: nothing is learnt from them")
-    ] = True
-    min_batch_allocation: Annotated[
-        float | None,
-        Field(ge=0, le=1, description="least share (0 to 1) of this environment in every batch; default: none"),
-    ] = None
-    inference_weight: Annotated[
-        float, Field(description="weight of this environment among several on one trajectory server; -1: ignore")
-    ] = 1.0
+    max_num_workers: int = Field(
+        default=-1, ge=-1, description="groups under way at once; -1: max_num_workers_per_node"
+    )
+    max_num_workers_per_node: int = Field(
+        default=8, ge=1, description="groups under way at once on one inference server"
+    )
+    worker_timeout: float = Field(default=600, description="seconds for one group; -1: no limit")
+    rollout_retries: int = Field(
+        default=3, ge=0, le=100, description="rounds in which failed rollouts of a group are sampled again"
+    )
+    max_failed_groups: int = Field(
+        default=8, ge=1, description="groups that fail one after another before the environment gives up"
+    )
+    max_batches_offpolicy: int = Field(
+        default=3, description="batches that may wait at the trajectory server, where it names no number itself"
+    )
+    max_dropped_groups: int = Field(
+        default=256, ge=0, description="groups dropped one after another before the environment gives up; 0: never"
+    )
+    ensure_scores_are_not_same: bool = Field(
+        default=True, description="drop groups whose scores are all equal: nothing is learnt from them"
+    )
+    min_batch_allocation: float | None = Field(
+        default=None, ge=0, le=1, description="least share (0 to 1) of this environment in every batch; default: none"
+    )
+    inference_weight: float = Field(
+        default=1.0, description="weight of this environment among several on one trajectory server; -1: ignore"
+    )
 
-    steps_per_eval: Annotated[int, Field(description="serve without a run: optimiser steps between evaluations")] = 100
-    eval_tasks: Annotated[int, Field(ge=1, description="held-out tasks of an evaluation")] = 128
-    eval_samples: Annotated[
-        int, Field(ge=1, description="answers to each held-out task at temperature 1, beside one greedy answer")
-    ] = 4
-    max_eval_workers: Annotated[int, Field(ge=1, description="held-out tasks under way at once")] = 16
-    eval_handling: Annotated[
-        EvalHandling,
-        Field(description="training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)"),
-    ] = EvalHandling.STOP_TRAIN
-    eval_limit_ratio: Annotated[
-        float, Field(ge=0, le=1, description="share (0 to 1) of training rollouts that go on under LIMIT_TRAIN")
-    ] = 0.5
-    data_dir_to_save_evals: Annotated[
-        str | None, Field(description="folder for an evaluation's files; default: none are written")
-    ] = None
+    steps_per_eval: int = Field(default=100, description="serve without a run: optimiser steps between evaluations")
+    eval_tasks: int = Field(default=128, ge=1, description="held-out tasks of an evaluation")
+    eval_samples: int = Field(
+        default=4, ge=1, description="answers to each held-out task at temperature 1, beside one greedy answer"
+    )
+    max_eval_workers: int = Field(default=16, ge=1, description="held-out tasks under way at once")
+    eval_handling: EvalHandling = Field(
+        default=EvalHandling.STOP_TRAIN,
+        description="training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)",
+    )
+    eval_limit_ratio: float = Field(
+        default=0.5, ge=0, le=1, description="share (0 to 1) of training rollouts that go on under LIMIT_TRAIN"
+    )
+    data_dir_to_save_evals: str | None = Field(
+        default=None, description="folder for an evaluation's files; default: none are written"
+    )
 
-    spool_dir: Annotated[
-        str | None, Field(description="serve: folder for groups that cannot be sent; by default in run_dir")
-    ] = None
-    include_messages: Annotated[bool, Field(description="send and write the chats beside the tokens")] = False
-    data_path_to_save_groups: Annotated[
-        str | None, Field(description="process: the JSONL file that groups are written to; default: data/NAME.jsonl")
-    ] = None
-    min_items_sent_before_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 2
-    num_rollouts_to_keep: Annotated[int, Field(description="accepted for compatibility; no effect")] = 32
-    num_rollouts_per_group_for_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1
-    use_wandb: Annotated[bool, Field(description="forward the run's metrics to W&B, as run.sinks: [wandb]")] = False
-    thinking_mode: Annotated[
-        bool, Field(description="accepted for compatibility; no effect: write a system_prompt")
-    ] = False
-    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
-    max_reasoning_tokens: Annotated[
-        int | None, Field(ge=1024, le=32_000, description="accepted for compatibility; no effect")
-    ] = None
-    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
+    spool_dir: str | None = Field(
+        default=None, description="serve: folder for groups that cannot be sent; by default in run_dir"
+    )
+    include_messages: bool = Field(default=False, description="send and write the chats beside the tokens")
+    data_path_to_save_groups: str | None = Field(
+        default=None, description="process: the JSONL file that groups are written to; default: data/NAME.jsonl"
+    )
+    min_items_sent_before_logging: int = Field(default=2, description="accepted for compatibility; no effect")
+    num_rollouts_to_keep: int = Field(default=32, description="accepted for compatibility; no effect")
+    num_rollouts_per_group_for_logging: int = Field(default=1, description="accepted for compatibility; no effect")
+    use_wandb: bool = Field(default=False, description="forward the run's metrics to W&B, as run.sinks: [wandb]")
+    thinking_mode: bool = Field(
+        default=False, description="accepted for compatibility; no effect: write a system_prompt"
+    )
+    reasoning_effort: str | None = Field(default=None, description="accepted for compatibility; no effect")
+    max_reasoning_tokens: int | None = Field(
+        default=None, ge=1024, le=32_000, description="accepted for compatibility; no effect"
+    )
+    custom_thinking_prompt: str | None = Field(default=None, description="accepted for compatibility; no effect")
 
     tokenizer_name: Annotated[
         str,
@@ -153,29 +152,25 @@ class BaseEnvConfig(BaseModel):
         Field(description="the run's directory, for metrics and rollouts"),
     ] = None
 
-    rewards: Annotated[
-        RewardSpecs,
-        Field(description="what rollouts are scored by, summed with weights; default: the environment's own score"),
-    ] = ()
-    reward_aggregation: Annotated[
-        Aggregation,
-        Field(description="sum the components as they are, or each standardised within its group"),
-    ] = "sum_then_normalize"
-    reward_model_path: Annotated[
-        str | None,
-        Field(description="short for one component of weight 1: a reward model's folder or its server's address"),
-    ] = None
-    missing_eos_penalty: Annotated[
-        float, Field(ge=0, description="taken off the training score of an answer cut off by length")
-    ] = 0.0
-    panel: Annotated[
-        RewardSpecs,
-        Field(description="what held-out answers are scored by at every evaluation, and nothing is trained on"),
-    ] = ()
-    eval_best_of: Annotated[
-        int,
-        Field(ge=1, description="held-out score of the answer that `rewards` likes best of so many; 1: none"),
-    ] = 1
+    rewards: RewardSpecs = Field(
+        default=(), description="what rollouts are scored by, summed with weights; default: the environment's own score"
+    )
+    reward_aggregation: Aggregation = Field(
+        default="sum_then_normalize",
+        description="sum the components as they are, or each standardised within its group",
+    )
+    reward_model_path: str | None = Field(
+        default=None, description="short for one component of weight 1: a reward model's folder or its server's address"
+    )
+    missing_eos_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the training score of an answer cut off by length"
+    )
+    panel: RewardSpecs = Field(
+        default=(), description="what held-out answers are scored by at every evaluation, and nothing is trained on"
+    )
+    eval_best_of: int = Field(
+        default=1, ge=1, description="held-out score of the answer that `rewards` likes best of so many; 1: none"
+    )
 
     inert: ClassVar[tuple[str, ...]] = (
         "min_items_sent_before_logging",
@@ -242,23 +237,23 @@ class APIServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model_name: Annotated[
-        str, Field(description="process, evaluate: the checkpoint or model that answers; serve: not used")
-    ] = "default"
-    base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")] = "http://localhost:8001/v1"
-    api_key: Annotated[str, Field(description="key that is sent along; empty: none")] = ""
-    server_type: Annotated[
-        ServerType, Field(description="sglang: exact tokens and log-probabilities come back; openai: text alone")
-    ] = "sglang"
-    timeout: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 1200
-    ready_within: Annotated[float, Field(gt=0, description="seconds the server may take to become ready")] = 120
-    num_max_requests_at_once: Annotated[int, Field(ge=1, description="connections open at once")] = 512
-    num_requests_for_eval: Annotated[int, Field(ge=1, description="accepted for compatibility; no effect")] = 64
-    rolling_buffer_length: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1000
-    tokenizer_name: Annotated[str, Field(description="accepted for compatibility; env.tokenizer_name counts")] = "none"
-    n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility; no effect")] = False
-    health_check: Annotated[bool, Field(description="accepted for compatibility; no effect")] = True
-    weight: Annotated[float, Field(description="accepted for compatibility; there is one server")] = 1.0
+    model_name: str = Field(
+        default="default", description="process, evaluate: the checkpoint or model that answers; serve: not used"
+    )
+    base_url: str = Field(default="http://localhost:8001/v1", description="address in OpenAI's form, ending in /v1")
+    api_key: str = Field(default="", description="key that is sent along; empty: none")
+    server_type: ServerType = Field(
+        default="sglang", description="sglang: exact tokens and log-probabilities come back; openai: text alone"
+    )
+    timeout: float = Field(default=1200, gt=0, description="seconds that one request may take")
+    ready_within: float = Field(default=120, gt=0, description="seconds the server may take to become ready")
+    num_max_requests_at_once: int = Field(default=512, ge=1, description="connections open at once")
+    num_requests_for_eval: int = Field(default=64, ge=1, description="accepted for compatibility; no effect")
+    rolling_buffer_length: int = Field(default=1000, description="accepted for compatibility; no effect")
+    tokenizer_name: str = Field(default="none", description="accepted for compatibility; env.tokenizer_name counts")
+    n_kwarg_is_ignored: bool = Field(default=False, description="accepted for compatibility; no effect")
+    health_check: bool = Field(default=True, description="accepted for compatibility; no effect")
+    weight: float = Field(default=1.0, description="accepted for compatibility; there is one server")
 
 
 Model = TypeVar("Model", bound=BaseModel)

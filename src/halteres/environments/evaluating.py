@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
@@ -110,12 +110,11 @@ async def evaluate_items(
                 with rolling_out(Draw(seed=0, step=0, ordinal=number, split="eval")):
                     outcome = await settle(answer(item))
                 if isinstance(outcome, _Task):
-                    break
-            if isinstance(outcome, _Task):
-                chats = [answer.chat for answer in outcome.sampled]
-                rows = await held_out_metrics(rewards, panel, item, chats, step)
-                for metrics, row in zip(outcome.metrics, rows, strict=True):
-                    metrics |= row
+                    chats = [answer.chat for answer in outcome.sampled]
+                    rows = await held_out_metrics(rewards, panel, item, chats, step)
+                    for metrics, row in zip(outcome.metrics, rows, strict=True):
+                        metrics |= row
+                    return outcome
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
@@ -125,7 +124,16 @@ async def evaluate_items(
         log.warning("A held-out task failed (%s): %s", failure.code, failure.why)
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    return _metrics(tasks, len(failed), config), list(_samples(tasks))
+    samples: list[dict[str, Any]] = []
+    items_of: defaultdict[str, list[str]] = defaultdict(list)  # by prompt
+    for task in tasks:
+        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
+        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
+        if item not in alike:
+            alike.append(item)
+        # Different tasks in the same words, as games are, have a `task`: 1, 2, …
+        samples += ({**row, "task": alike.index(item)} if alike[0] != item else row for row in rows)
+    return _metrics(tasks, len(failed), config), samples
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
@@ -167,15 +175,3 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
     if max(versions) >= 0:
         metrics["eval/policy_version"] = max(versions)
     return metrics
-
-
-def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
-    """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
-    items_of: defaultdict[str, list[str]] = defaultdict(list)
-    for task in tasks:
-        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
-        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
-        if item not in alike:
-            alike.append(item)
-        number = {"task": alike.index(item)} if alike[0] != item else {}
-        yield from ({**row, **number} for row in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -80,21 +80,19 @@ _ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\b
 class GameConfig(MultiTurnConfig):
     """Settings of a game."""
 
-    variant: Annotated[str, Field(description="the game")] = VARIANTS[0]
-    env_wrappers: Annotated[
-        str,
-        Field(
-            description="what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
-            " (a growing chat) or none of them; before it a tool, after it episode_tracking"
-        ),
-    ] = "concat"
-    template: Annotated[
-        TemplateName, Field(description="wording around an observation: qwen3_game, qwen3_general, or no other words")
-    ] = "qwen3_game"
-    words: Annotated[
-        str | None, Field(description="file with a word a line, for word games; default: the bundled list")
-    ] = None
-    search_url: Annotated[str | None, Field(description="search server, for search_tool; default: none")] = None
+    variant: str = Field(default=VARIANTS[0], description="the game")
+    env_wrappers: str = Field(
+        default="concat",
+        description="what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
+        " (a growing chat) or none of them; before it a tool, after it episode_tracking",
+    )
+    template: TemplateName = Field(
+        default="qwen3_game", description="wording around an observation: qwen3_game, qwen3_general, or no other words"
+    )
+    words: str | None = Field(
+        default=None, description="file with a word a line, for word games; default: the bundled list"
+    )
+    search_url: str | None = Field(default=None, description="search server, for search_tool; default: none")
 
     @model_validator(mode="after")
     def _wrappers_exist(self) -> Self:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from halteres.environments.scored import (
-    RewardRecord,
     ScoredDataGroup,
     action_tokens,
     prompt_tokens,
@@ -53,14 +52,14 @@ class Tally:
         """Take in the rollouts of one group."""
         rewards = group.get("rewards")
         own = rewards.own if rewards else group.get("own_scores") or scores_of(group)
-        measured: list[Mapping[str, float]] = []
-        for place, rollout in enumerate(rollouts_of(group)):
-            figures = {
+        measured: list[Mapping[str, float]] = [
+            {
                 "train/percent_correct": float(own[place] > self._success_threshold),
                 "train/completion_lengths": sum(len(action_tokens(group, number)) for number in rollout),
                 "train/truncated": float(finish_of(group, place, self._tokenizer) == "length"),
             }
-            measured.append(figures)
+            for place, rollout in enumerate(rollouts_of(group))
+        ]
         measured += ({f"train/{name}": value for name, value in row.items()} for row in group.get("metrics", ()))
         if rewards:  # each component's values and seconds, and what the group took as a whole
             measured += [metrics_of("reward", *one) for values in rewards.values for one in values.items()]
@@ -108,37 +107,35 @@ class Records:
             "prompt": self._text(prompt_tokens(group, 0)),
             "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
         }
-        self._rollouts(
-            step, number, item, group.get("failures", []), line, self._reward_row(step, group.get("rewards"))
-        )
-
-    def _reward_row(self, step: int, rewards: RewardRecord | None) -> dict[str, Any]:
-        """How a group's rewards came about; a version that is not the one before is an event."""
-        if rewards is None:
-            return {}
-        if self._rewards_version is None and self._folder is not None:
-            for row in read_rows(self._folder / "events.jsonl"):
-                if row.get("type") == REWARDS:
-                    self._rewards_version = row.get("version")
-        if rewards.version != self._rewards_version:
-            before, self._rewards_version = self._rewards_version, rewards.version
-            event = {"t": time.time(), "type": REWARDS, "step": step, "version": rewards.version, "before": before}
-            self._append("events.jsonl", event)
-        return {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+        if rewards := group.get("rewards"):
+            line |= {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+            if (
+                self._rewards_version is None and self._folder is not None
+            ):  # as an earlier life of this environment left it
+                rows = read_rows(self._folder / "events.jsonl")
+                self._rewards_version = next(
+                    (r.get("version") for r in reversed(rows) if r.get("type") == REWARDS), None
+                )
+            if rewards.version != self._rewards_version:
+                before, self._rewards_version = self._rewards_version, rewards.version
+                self._event(REWARDS, step, version=rewards.version, before=before)
+        self._rollouts(step, number, item, group.get("failures", []), line)
 
     def failed(self, step: int, number: int, item: Any, failures: Sequence[FailedRollout]) -> None:
         """A group that came to nothing."""
         self._tallies[step].count("groups/failed")
-        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []}, {})
+        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []})
 
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
 
-    def notice(self, rule: str, step: int, evidence: str, remedy: str, **figures: float | None) -> None:
+    def notice(self, rule: str, step: int, evidence: str, next_step: str, **figures: float | None) -> None:
         """What nobody else can see, among the run's events: the supervisor makes an alert of it."""
-        event = {"t": time.time(), "type": "notice", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
-        self._append("events.jsonl", {**event, **figures})
+        self._event("notice", step, rule=rule, evidence=evidence, remedy=next_step, **figures)
+
+    def _event(self, kind: str, step: int, **facts: Any) -> None:
+        self._append("events.jsonl", {"t": time.time(), "type": kind, "step": step, **facts})
 
     def end(self, error: HalteresError) -> None:
         """Write control/failure.json: why the environment's process ends, for whoever tells of the run's end."""
@@ -149,13 +146,7 @@ class Records:
                 replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
     def _rollouts(
-        self,
-        step: int,
-        number: int,
-        item: Any,
-        failures: Sequence[FailedRollout],
-        texts: Mapping[str, Any],
-        rewards: Mapping[str, Any],
+        self, step: int, number: int, item: Any, failures: Sequence[FailedRollout], line: Mapping[str, Any]
     ) -> None:
         """Count failures, and write a group's line: once, also where it is rolled out again after a restart."""
         self._tallies[step].count("rollouts/failed", len(failures))
@@ -169,7 +160,7 @@ class Records:
             self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
         if number not in self._written[step]:
             failed = [dataclasses.asdict(failure) for failure in failures]
-            self._append(file, {"group": number, "item": _plain(item), **texts, "failures": failed, **rewards})
+            self._append(file, {"group": number, "item": _plain(item), **line, "failures": failed})
 
     def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
         tokens = [token for number in rollout for token in action_tokens(group, number)]

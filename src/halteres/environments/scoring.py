@@ -16,7 +16,7 @@ from typing import Any
 
 from halteres.environments.scored import RewardRecord, ScoredDataGroup, ScoredDataItem, rollouts_of
 from halteres.errors import EnvironmentFailed, ScorerFailed
-from halteres.rewards.components import TOTAL, Reward, Value, compose
+from halteres.rewards.components import TOTAL, Value, compose
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import NoGrade
 from halteres.rewards.reward_list import GroupScores, RewardList
@@ -25,9 +25,6 @@ from halteres.text import Message
 from halteres.types import MASKED, FailedRollout
 
 log = logging.getLogger(__name__)
-
-Rollout = Sequence[ScoredDataItem]
-"""The sequences of one rollout."""
 
 MISSING = "reward_missing"
 """Code of a rollout that no component gave a value, or a gate none."""
@@ -38,7 +35,7 @@ class GroupScoring:
 
     def __init__(self, rewards: RewardList, item: Any, step: int, began: float | None = None) -> None:
         self._rewards, self._item, self._step = rewards, item, step
-        self._samples: list[Sample] = []  # of the rollouts that stay, in order
+        self._samples = list[Sample]()  # of the rollouts that stay, in order
         self._values: dict[str, list[Value | None]] = {spec.name: [] for spec in rewards.specs}
         self._seconds, self._counts = Counter[str](), Counter[str]()
         self._no_grade = ""  # why the last judge that graded none of the answers did not
@@ -80,7 +77,16 @@ class GroupScoring:
         if len(composed) < len(rewards):
             why = self._no_grade or "No component scored the whole group."
             raise ScorerFailed("A rollout is left without a reward.", why)
-        _pay(group, composed)
+        # Rewards in place of the environment's own scores, and of its rewards of turns.
+        owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
+        group["scores"] = [composed[owner[number]].total for number in range(len(group["scores"]))]
+        if spans := group.get("spans"):
+            of_turns = [iter(reward.turns) for reward in composed]
+            group["spans"] = [
+                (sequence, start, stop, composed[rollout].own_weight * own + next(of_turns[rollout], 0.0))
+                for sequence, start, stop, own in spans
+                for rollout in (owner[sequence],)
+            ]
         group["rewards"] = RewardRecord(
             values=[{name: self._values[name][place] for name in self._values} for place in range(len(composed))],
             own=[sample.score for sample in self._samples],
@@ -109,8 +115,9 @@ class GroupScoring:
         for spec in specs:
             if spec.gate and scores.values[spec.name][place] is None:
                 return FailedRollout(code=MISSING, why=f"The gate '{spec.name}' could not be evaluated.")
-        has_value = any(column[place] is not None for column in scores.values.values())
-        if has_value or any(spec.is_relative for spec in specs):
+        if any(spec.is_relative for spec in specs) or any(
+            column[place] is not None for column in scores.values.values()
+        ):
             return None
         return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
 
@@ -145,7 +152,7 @@ async def score_group(
     return await scoring.finished(group)
 
 
-def sample_of(rollout: Rollout) -> Sample:
+def sample_of(rollout: Sequence[ScoredDataItem]) -> Sample:
     """What is scored of a rollout: the chat of its last sequence, those before it as earlier ones.
 
     Raises:
@@ -180,21 +187,6 @@ def chat_sample(
     )
 
 
-def _pay(group: ScoredDataGroup, rewards: Sequence[Reward]) -> None:
-    """Put rewards in place of the environment's own scores, and of its rewards of turns."""
-    owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
-    group["scores"] = [rewards[owner[number]].total for number in range(len(group["scores"]))]
-    spans = group.get("spans")
-    if spans is None:
-        return
-    of_turns = [iter(reward.turns) for reward in rewards]
-    group["spans"] = [
-        (sequence, start, stop, rewards[rollout].own_weight * own + next(of_turns[rollout], 0.0))
-        for sequence, start, stop, own in spans
-        for rollout in (owner[sequence],)
-    ]
-
-
 async def held_out_metrics(
     rewards: RewardList | None, panel: RewardList | None, item: Any, samples: Sequence[Sample], step: int
 ) -> list[dict[str, float]]:
@@ -217,9 +209,8 @@ async def held_out_metrics(
                 row |= metrics_of(kind, name, value)
             lacks_a_score = any(own[one.name] == [None] and not one.may_be_inapplicable for one in scorers.specs)
             if kind == "reward" and not lacks_a_score:
-                (reward,) = compose(scorers.specs, own, "sum_then_normalize")
-                if reward is not None:
-                    row[f"reward/{TOTAL}"] = reward.total
+                for reward in compose(scorers.specs, own, "sum_then_normalize"):
+                    row |= {} if reward is None else {f"reward/{TOTAL}": reward.total}
     return metrics
 
 

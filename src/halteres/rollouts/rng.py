@@ -42,8 +42,8 @@ class Draw:
         return self._number(f"sample/{rollout}/{attempt}/{call}") >> 33
 
     def _number(self, purpose: str) -> int:
-        again = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
-        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{again}{purpose}"
+        life = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
+        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{life}{purpose}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 

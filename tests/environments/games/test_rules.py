@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from halteres.environments.games import IDS, make
-from halteres.environments.games.game_2048 import slid
-from halteres.environments.games.minesweeper import UNKNOWN, neighbours_of
+from halteres.environments.games.board_games import slid
+from halteres.environments.games.map_games import UNKNOWN, neighbours_of
 
 
 def begun(id: str, seed: int = 0, **position: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from environments.games.episodes import way_out
 from halteres.environments.games import make
-from halteres.environments.games.sokoban import BOX, BOX_ON_TARGET, FLOOR, PLAYER, SYMBOLS, TARGET, Sokoban
+from halteres.environments.games.map_games import BOX, BOX_ON_TARGET, FLOOR, PLAYER, SYMBOLS, TARGET, Sokoban
 
 ROOM = """
 # # # # # #

@@ -158,19 +158,32 @@ class Game(ABC, Generic[LevelT, ActionT]):
     def step(self, action: str) -> Step:
         """Play the last action within an answer of the policy."""
         self.turn += 1
-        parsed = self._parsed(action)
+        *_, found = None, *self.pattern.finditer(action)
+        try:
+            parsed = None if found is None else self.parse(found)
+        except ValueError:  # Python refuses to convert more than 4300 digits
+            parsed = None
+        component, truncated = "move", False
+        outcome: Outcome | None
         if parsed is None:
-            text = self.format_error.format(turn=self.turn)
+            observation, reward = self.format_error.format(turn=self.turn), FORMAT_ERROR_REWARD
+            component = outcome = "format_error"
             truncated = self.turn == self.level.max_turns
-            return self._result(text, FORMAT_ERROR_REWARD, "format_error", "format_error", truncated)
-        observation, reward, outcome = self.move(parsed)
-        if outcome is None and self.turn >= self.level.max_turns:
-            text = self.turn_limit.format(max_turns=self.level.max_turns)
-            replaced = self.turn_limit_reward(parsed)
-            if replaced is None:
-                return self._result(text, reward, "move", "turn_limit", True)
-            return self._result(text, replaced, "turn_limit", "turn_limit", True)
-        return self._result(observation, reward, "move", outcome, False)
+        else:
+            observation, reward, outcome = self.move(parsed)
+            if outcome is None and self.turn >= self.level.max_turns:
+                observation, outcome = self.turn_limit.format(max_turns=self.level.max_turns), "turn_limit"
+                truncated = True
+                if (instead := self.turn_limit_reward(parsed)) is not None:
+                    component, reward = "turn_limit", instead
+        info: Info = {
+            "suffix": self.suffix(),
+            "seed": self.seed,
+            "outcome": outcome,
+            "success": outcome == "success",
+            "reward_components": {component: reward},
+        }
+        return observation, reward, outcome is not None, truncated, info
 
     def save(self) -> dict[str, Any]:
         """The whole state, JSON-able."""
@@ -220,29 +233,34 @@ class Game(ABC, Generic[LevelT, ActionT]):
         self.rng.seed(seed)
         self.level = self.random_level() if self.level_name == "random" else self.levels[self.level_name]
 
-    def _parsed(self, action: str) -> ActionT | None:
-        last = None
-        for found in self.pattern.finditer(action):
-            last = found
-        try:
-            return None if last is None else self.parse(last)
-        except ValueError:  # Python refuses to convert more than 4300 digits
-            return None
-
-    def _result(
-        self, observation: str, reward: float, component: str, outcome: Outcome | None, truncated: bool
-    ) -> Step:
-        info: Info = {
-            "suffix": self.suffix(),
-            "seed": self.seed,
-            "outcome": outcome,
-            "success": outcome == "success",
-            "reward_components": {component: reward},
-        }
-        return observation, reward, outcome is not None, truncated, info
-
 
 def episode_seed(task: Task, split: Split, base_seed: int, index: int) -> int:
     """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without naming one."""
     name = f"halteres/games/1:{task.id}/{sorted(task.parameters.items())}/{split}/{base_seed}/{index}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+
+
+DIRECTIONS = ("up", "down", "left", "right")
+
+
+class DirectionGame(Game[LevelT, str]):
+    """A game whose actions are the four directions."""
+
+    pattern = re.compile(r"\\boxed\{(up|down|left|right)\}", re.IGNORECASE)
+
+    def parse(self, found: re.Match[str]) -> str | None:
+        """A direction, or a look-alike: ignoring case, the pattern takes a dotless i for an i."""
+        return found[1].lower()
+
+    def random_action(self, rng: random.Random) -> str:
+        """Any direction."""
+        return boxed(rng.choice(DIRECTIONS))
+
+
+def boxed(*parts: object) -> str:
+    r"""An action as a policy writes it.
+
+    >>> boxed(1, 2)
+    '\\boxed{1 2}'
+    """
+    return f"\\boxed{{{' '.join(map(str, parts))}}}"
