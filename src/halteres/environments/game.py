@@ -149,7 +149,13 @@ class GameEnv(MultiTurnEnv):
 
     async def reset(self, task: Any) -> str:
         """The rules and the first state."""
-        observation, info = await asyncio.to_thread(self._begin, task)  # drawing a Sokoban takes 7 ms
+        config, options = self.config, {"words": self.config.words} if self.config.words else {}
+        names = [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
+        inner = [name for name in names if name not in CHATS]
+        self.is_chat, self.has_view = inner != names, any(name in tuple(View) for name in inner)
+        self.game = wrap(make(task["task"], **options), ",".join(inner), search_url=config.search_url)
+        # Drawing a Sokoban takes 7 ms.
+        observation, info = await asyncio.to_thread(self.game.reset, seed=task["seed"])
         return self._message(observation, info)
 
     async def step(self, reply: Reply) -> Step:
@@ -160,26 +166,14 @@ class GameEnv(MultiTurnEnv):
             messages=self._message(observation, info),
             reward=reward,
             done=terminated or truncated,
-            fresh=not any(name in CHATS for name in self._wrappers),
+            fresh=not self.is_chat,
             outcome=info["outcome"],
         )
 
-    def _begin(self, task: Mapping[str, Any]) -> tuple[str, Any]:
-        config = self.config
-        options: dict[str, Any] = {"words": config.words} if config.words else {}
-        names = ",".join(name for name in self._wrappers if name not in CHATS)
-        self.game = wrap(make(task["task"], **options), names, search_url=config.search_url)
-        return self.game.reset(seed=task["seed"])
-
     def _message(self, observation: str, info: Mapping[str, Any]) -> str:
-        shown = observation
-        if not any(name in tuple(View) and name not in CHATS for name in self._wrappers):  # which add these themselves
-            shown = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
-        return user_message(self.config.template, shown)
-
-    @property
-    def _wrappers(self) -> list[str]:
-        return [name.strip() for name in self.config.env_wrappers.split(",") if name.strip()]
+        if not self.has_view:  # which adds these itself
+            observation = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+        return user_message(self.config.template, observation)
 
 
 def user_message(template: TemplateName, observation: str) -> str:

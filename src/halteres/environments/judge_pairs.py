@@ -135,15 +135,12 @@ def in_random_order(comparison: Comparison, rng: random.Random) -> Pair:
 
 
 def _strict(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    return [
-        one
-        for one in comparisons
-        if len(one.completions) == 2 and one.ranks[0] != one.ranks[1] and one.form != "pre-tokenised"
-    ]
+    pairs = [one for one in comparisons if len(one.completions) == 2 and one.form != "pre-tokenised"]
+    return [one for one in pairs if one.ranks[0] != one.ranks[1]]
 
 
-def _text(said: Any) -> str:
-    messages: Sequence[Message] = said if not isinstance(said, str) else [{"role": "", "content": said}]
+def _text(content: Any) -> str:
+    messages: Sequence[Message] = content if not isinstance(content, str) else [{"role": "", "content": content}]
     return conversation(messages)
 
 

@@ -91,29 +91,26 @@ class WorkerProcess:
             child.process.stdout.close()
 
     async def _start(self) -> Child:
-        self._child = child = self._spawned()
-        await self._answer(child, None, self._start_within_s)
-        return child
-
-    def _spawned(self) -> Child:
         self._output, theirs = socket.socketpair()
         with theirs:  # no secrets among its variables
             environment, stdout = environ.for_sandboxed(), theirs.fileno()
             child = Child(self._command, environment=environment, stdin=subprocess.PIPE, stdout=stdout)
         child.process.stdout = self._output.makefile("rb")
+        self._child = child
+        await self._answer(child, None, self._start_within_s)
         return child
 
     async def _answer(self, child: Child, question: Mapping[str, Any] | None, within_s: float) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(within_s):
                 line = await asyncio.to_thread(_exchange, child, question)
-            try:
+            answer: Any = None
+            with contextlib.suppress(ValueError):
                 answer = json.loads(line)
-            except ValueError:
-                answer = None
             if not isinstance(answer, dict):
-                said = f"The worker said {line[:80]!r}, which is no object."
-                raise WorkerLost(said if line else "The worker ended.")
+                raise WorkerLost(
+                    f"The worker wrote {line[:80]!r}, which is no object." if line else "The worker ended."
+                )
             if "error" in answer:
                 raise WorkerRefused(str(answer["error"]))
             return answer
