@@ -26,7 +26,7 @@ from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
-from halteres.config.settings import TrainerSettings, Wiring
+from halteres.config.settings import TrainerSettings
 from halteres.environments.base import BaseEnv, NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, Effective, Overrides, effective, read_file
 from halteres.environments.processing import process
@@ -133,16 +133,11 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         raise author_error(file, "be a family (variants)", missing)
     with _author_at_fault(kind, "set the trainer's defaults (trainer_defaults)"):
         TrainerSettings.model_validate(dict(kind.trainer_defaults))
-    schema = config.model_json_schema()
-    for name, field in config.model_fields.items():
-        for mark in field.metadata:
-            if isinstance(mark, Wiring):  # the supervisor writes this field
-                schema["properties"][name]["wiring"] = mark.why
     return {
         "name": kind.name or file.stem,
         "class_name": kind.__name__,
         "description": (inspect.getdoc(kind) or "").partition("\n")[0],
-        "schema": schema,
+        "schema": config.model_json_schema(),
         "config": settings.env.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
         "trainer": dict(kind.trainer_defaults),
@@ -189,20 +184,18 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
 
 async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
     """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(command)
-    received: list[signal.Signals] = []
+    task, received = asyncio.create_task(command), [signal.SIGTERM]
 
     def interrupt(number: signal.Signals) -> None:
         received.append(number)
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, interrupt, number)
+        asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
     try:
         return await task
     except asyncio.CancelledError:
-        return received[0] if received else signal.SIGTERM
+        return received[-1]
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import View, wrap, wrappers
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
@@ -80,19 +80,17 @@ _ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\b
 class GameConfig(MultiTurnConfig):
     """Settings of a game."""
 
-    variant: str = Field(default=VARIANTS[0], description="the game")
-    env_wrappers: str = Field(
-        default="concat",
-        description="what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
+    variant: str = setting(VARIANTS[0], "the game")
+    env_wrappers: str = setting(
+        "concat",
+        "what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
         " (a growing chat) or none of them; before it a tool, after it episode_tracking",
     )
-    template: TemplateName = Field(
-        default="qwen3_game", description="wording around an observation: qwen3_game, qwen3_general, or no other words"
+    template: TemplateName = setting(
+        "qwen3_game", "wording around an observation: qwen3_game, qwen3_general, or no other words"
     )
-    words: str | None = Field(
-        default=None, description="file with a word a line, for word games; default: the bundled list"
-    )
-    search_url: str | None = Field(default=None, description="search server, for search_tool; default: none")
+    words: str | None = setting(None, "file with a word a line, for word games; default: the bundled list")
+    search_url: str | None = setting(None, "search server, for search_tool; default: none")
 
     @model_validator(mode="after")
     def _wrappers_exist(self) -> Self:

@@ -18,10 +18,8 @@ from functools import partial
 from os.path import commonprefix
 from typing import Any, ClassVar, cast, get_args
 
-from pydantic import Field
-
 from halteres.environments.base import Backlog, BaseEnv, awaited
-from halteres.environments.config import BaseEnvConfig
+from halteres.environments.config import BaseEnvConfig, setting
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataItem, finite, items_of
 from halteres.errors import EnvironmentFailed, boundary
@@ -37,13 +35,9 @@ from halteres.types import Outcome, StopReason, Trajectory, Turn
 class MultiTurnConfig(BaseEnvConfig):
     """Settings of environments of several turns."""
 
-    max_turns: int = Field(default=16, ge=1, description="turns of one episode at most")
-    end_on_length: bool = Field(
-        default=False, description="an answer that is cut off at max_new_tokens ends its episode (length_stop)"
-    )
-    mask_outcomes: tuple[Outcome, ...] = Field(
-        default=(), description="episodes that end so are not trained on; their groups keep them"
-    )
+    max_turns: int = setting(16, "turns of one episode at most", ge=1)
+    end_on_length: bool = setting(False, "an answer that is cut off at max_new_tokens ends its episode (length_stop)")
+    mask_outcomes: tuple[Outcome, ...] = setting((), "episodes that end so are not trained on; their groups keep them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
