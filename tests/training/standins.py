@@ -13,7 +13,7 @@ import numpy as np
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
 from halteres.training.datums import Example, Row, to_sequence
-from halteres.training.learner import Checkpoint, Pass, SentCall
+from halteres.training.policy import Checkpoint, Pass, SentCall
 from halteres.training.stopping import Stopping
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.training.datums import Example, Row
-from halteres.training.learner import SentCall
 from halteres.training.objective import Objective, TrainingBatch
-from halteres.training.policy import learning_rate, minibatches
+from halteres.training.policy import SentCall, learning_rate, minibatches
 from halteres.types import Batch, Span
 
 from .standins import FakePolicy, batch, example

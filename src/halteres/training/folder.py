@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,41 +35,17 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     resume_from: ResumePoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths inside one run directory."""
 
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        """metrics.jsonl: a row per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """events.jsonl: what happened, in order."""
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """checkpoints.jsonl: what can be resumed, sampled, evaluated."""
-        return self.path / "checkpoints.jsonl"
-
-    @property
-    def stop(self) -> Path:
-        """control/stop.json: somebody asks for an end."""
-        return self.path / "control" / "stop.json"
-
-    @property
-    def ready(self) -> Path:
-        """control/trainer.ready: exists once environments can sample the policy."""
-        return self.path / "control" / "trainer.ready"
-
-    @property
-    def failure(self) -> Path:
-        """control/failure.json: why a process of the run ended, in its own words."""
-        return self.path / "control" / "failure.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"  # a row per step
+        self.events = path / "events.jsonl"  # what happened, in order
+        self.checkpoints = path / "checkpoints.jsonl"  # what can be resumed, sampled, evaluated
+        self.stop = path / "control" / "stop.json"  # somebody asks for an end
+        self.ready = path / "control" / "trainer.ready"  # exists once environments can sample the policy
+        self.failure = path / "control" / "failure.json"  # why a process of the run ended, in its own words
 
     def version_at(self, point: ResumePoint) -> int:
         """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""
