@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -11,6 +13,8 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.observe.metrics import read_rows
+
+T = TypeVar("T")
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +38,11 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     resume_from: ResumePoint | None = None
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """How the service finds the policy of a run."""
+        return {"halteres_run": self.run_id}
+
 
 class RunFolder:
     """Paths inside one run directory."""
@@ -54,29 +63,22 @@ class RunFolder:
 
     def settings(self) -> Settings:
         """What to train, from settings.json."""
-        try:
-            return Settings.model_validate_json(_read(self.path / "settings.json"))
-        except ValidationError as error:
-            raise _unusable(self.path / "settings.json", error.errors()[0]["msg"]) from error
+        return self._read("settings.json", Settings.model_validate_json)
 
     def wiring(self) -> Wiring:
         """Where the other processes are, from wiring.json."""
+        return self._read("wiring.json", lambda content: msgspec.json.decode(content, type=Wiring))
+
+    def _read(self, name: str, read: Callable[[bytes], T]) -> T:
+        file = self.path / name
         try:
-            return msgspec.json.decode(_read(self.path / "wiring.json"), type=Wiring)
-        except msgspec.DecodeError as error:
-            raise _unusable(self.path / "wiring.json", str(error)) from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise NotFound(
-            f"{file} cannot be read.",
-            f"{error.strerror}.",
-            "Give --run the directory of a run that `halteres train` made.",
-        ) from error
-
-
-def _unusable(file: Path, why: str) -> InvalidConfig:
-    return InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.")
+            return read(file.read_bytes())
+        except OSError as error:
+            raise NotFound(
+                f"{file} cannot be read.",
+                f"{error.strerror}.",
+                "Give --run the directory of a run that `halteres train` made.",
+            ) from error
+        except (ValidationError, msgspec.DecodeError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.") from error

@@ -81,7 +81,7 @@ async def open_to_environments(policy: Policy, report: Report, *, fresh: bool) -
     """Publish the first version; a fresh run keeps it by name, for the evaluation before training."""
     await policy.publish()
     if fresh:
-        report.checkpoint(await policy.save_baseline(BASELINE))
+        report.checkpoint(await policy.save(BASELINE, 0, with_state=False))
     report.ready()
 
 

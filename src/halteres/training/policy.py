@@ -57,7 +57,7 @@ class Checkpoint:
 class SentCall(Generic[T]):
     """A call already sent to the service, to be awaited later."""
 
-    def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T]) -> None:
+    def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T] = lambda answer: answer) -> None:
         self._call, self._name, self._read = call, name, read
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -132,17 +132,17 @@ class Policy:
         """
         service = await _connect(wiring)
         call = service.create_lora_training_client(
-            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_metadata(wiring)
+            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=wiring.metadata
         )
-        client = await SentCall(call, "create_model", _same)
+        client = await SentCall[Any](call, "create_model")
         return cls(service, client, wiring, settings, version=0)
 
     @classmethod
     async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
-        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_metadata(wiring))
-        client = await SentCall(call, "load_weights", _same)
+        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=wiring.metadata)
+        client = await SentCall[Any](call, "load_weights")
         return cls(service, client, wiring, settings, version)
 
     def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
@@ -165,7 +165,7 @@ class Policy:
         async def forward() -> Any:
             if self._reference is None:
                 call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
-                self._reference = await SentCall[Any](call, "create_model", _same)
+                self._reference = await SentCall[Any](call, "create_model")
             return await _forward(self._reference, examples)
 
         return SentCall(forward(), "forward", _rows)
@@ -199,20 +199,19 @@ class Policy:
 
     async def publish(self) -> None:
         """Make the present weights the ones that environments sample. Nothing is written to disk."""
-        await SentCall(self._client.save_weights_and_get_sampling_client(), "publish", lambda _: None)
+        await SentCall[Any](self._client.save_weights_and_get_sampling_client(), "publish")
 
-    async def save(self, name: str, step: int) -> Checkpoint:
-        """A named checkpoint: state to resume from, weights to sample from."""
-        state = SentCall(self._client.save_state(name), "save_state", _path)
-        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+    async def save(self, name: str, step: int, *, with_state: bool = True) -> Checkpoint:
+        """A named checkpoint: weights to sample from and, with the optimiser's, state to resume from."""
+        state = SentCall[Any](self._client.save_state(name), "save_state") if with_state else None
+        sampler = SentCall[Any](self._client.save_weights_for_sampler(name), "save_weights_for_sampler")
         return Checkpoint(
-            name=name, step=step, version=self.version, state_path=await state, sampler_path=await sampler
+            name=name,
+            step=step,
+            version=self.version,
+            state_path=(await state).path if state else None,
+            sampler_path=(await sampler).path,
         )
-
-    async def save_baseline(self, name: str) -> Checkpoint:
-        """Named sampler weights alone: what the evaluation before training samples."""
-        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
-        return Checkpoint(name=name, step=0, version=self.version, state_path=None, sampler_path=await sampler)
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:
@@ -235,21 +234,14 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
 
         with boundary(ServiceFailed, "Opening a session at the training service"):
             service = tinker.ServiceClient(
-                user_metadata=_metadata(wiring), base_url=wiring.service_url, api_key=wiring.api_key or ANY_KEY
+                user_metadata=wiring.metadata,
+                base_url=wiring.service_url,
+                api_key=wiring.api_key or ANY_KEY,
             )
             service.holder.get_session_id()
             return service
 
     return await asyncio.to_thread(opened)
-
-
-def _metadata(wiring: Wiring) -> dict[str, str]:
-    """How the service finds the policy of a run."""
-    return {"halteres_run": wiring.run_id}
-
-
-def _same(answer: Any) -> Any:
-    return answer
 
 
 def _datum(example: Example, loss: LossKind) -> tinker.Datum:
@@ -281,10 +273,6 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
 
 def _rows(answer: tinker.ForwardBackwardOutput) -> tuple[Row, ...]:
     return tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
-
-
-def _path(answer: Any) -> str:
-    return str(answer.path)
 
 
 def learning_rate(config: TrainerSettings, step: int) -> float:

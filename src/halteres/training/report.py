@@ -138,12 +138,12 @@ class Report:
                 "corrects every token's probability. They differ rightly from the trainer's, and are not compared.",
                 temperature,
             )
-            return
-        evidence = (
-            f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
-            "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
-        )
-        self._notice("temperature", done, evidence)
+        else:
+            evidence = (
+                f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
+                "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+            )
+            self._notice("temperature", done, evidence)
 
     def step(self, step: Step) -> None:
         """One step is done."""
