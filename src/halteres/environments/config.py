@@ -25,7 +25,7 @@ from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, ch
 
 def setting(default: Any, description: str, *, wiring: str | None = None, **rules: Any) -> Any:
     """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is not chosen."""
-    extra = {"wiring": wiring} if wiring else None
+    extra: dict[str, Any] | None = {"wiring": wiring} if wiring else None
     return Field(default=default, description=description, json_schema_extra=extra, **rules)
 
 

@@ -147,7 +147,8 @@ class GameEnv(MultiTurnEnv):
 
     async def reset(self, task: Any) -> str:
         """The rules and the first state."""
-        config, options = self.config, {"words": self.config.words} if self.config.words else {}
+        config = self.config
+        options: dict[str, Any] = {"words": config.words} if config.words else {}
         names = [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
         inner = [name for name in names if name not in CHATS]
         self.is_chat, self.has_view = inner != names, any(name in tuple(View) for name in inner)
@@ -165,7 +166,7 @@ class GameEnv(MultiTurnEnv):
             reward=reward,
             done=terminated or truncated,
             fresh=not self.is_chat,
-            outcome=info["outcome"],
+            outcome=info.get("outcome"),
         )
 
     def _message(self, observation: str, info: Mapping[str, Any]) -> str:

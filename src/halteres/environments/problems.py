@@ -54,7 +54,7 @@ def draw_problem(rng: random.Random, split: Split) -> Problem:
     while True:
         num_steps = 2 if rng.random() < TWO_STEP_SHARE else 1
         numbers = tuple(rng.randint(1, 9) for _ in range(num_steps + 1))
-        operators = tuple(rng.choice(OPERATORS) for _ in range(num_steps))
+        operators: tuple[Operator, ...] = tuple(rng.choice(OPERATORS) for _ in range(num_steps))
         values = _values(numbers, operators)
         # Only one-digit numbers are multiplied, as in the multiplication table.
         multiplied = (value for value, operator in zip(values, operators, strict=False) if operator == "*")

@@ -7,12 +7,10 @@ rollouts, those that were dropped or failed too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from html import escape
-from itertools import count
 from pathlib import Path
 
 from halteres.environments.base import BaseEnv
@@ -46,11 +44,11 @@ async def process(env: BaseEnv) -> Path:
     await env.setup()
     path = Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for number in count():
-        file = path.with_name(f"{path.stem}_{number}{path.suffix}") if number else path
-        with contextlib.suppress(FileExistsError):
-            file.touch(exist_ok=False)
-            break
+    file, number = path, 0
+    while file.exists():
+        number += 1
+        file = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    file.touch(exist_ok=False)
     written: list[ScoredDataGroup] = []
     async for group in _groups(env, size):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})

@@ -163,10 +163,11 @@ class Policy:
         """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is 0."""
 
         async def forward() -> Any:
-            if self._reference is None:
+            reference = self._reference
+            if reference is None:
                 call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
-                self._reference = await SentCall[Any](call, "create_model")
-            return await _forward(self._reference, examples)
+                reference = self._reference = await SentCall[Any](call, "create_model")
+            return await _forward(reference, examples)
 
         return SentCall(forward(), "forward", _rows)
 

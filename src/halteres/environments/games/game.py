@@ -158,7 +158,9 @@ class Game(ABC, Generic[LevelT, ActionT]):
     def step(self, action: str) -> Step:
         """Play the last action within an answer of the policy."""
         self.turn += 1
-        *_, found = None, *self.pattern.finditer(action)
+        found: re.Match[str] | None = None
+        for found in self.pattern.finditer(action):
+            pass  # to the last one
         try:
             parsed = None if found is None else self.parse(found)
         except ValueError:  # Python refuses to convert more than 4300 digits

@@ -249,7 +249,7 @@ class ObservationWrapper(Wrapper):
     def step(self, action: str) -> Step:
         """Of an answer that called a tool, what follows the call is left out."""
         observation, reward, terminated, truncated, more = self.env.step(action)
-        info = dict(more)
+        info: dict[str, Any] = {**more}
         self.actions.append(info.get("parsed_action", action))
         return self._shown(observation, info), reward, terminated, truncated, info
 
