@@ -158,11 +158,9 @@ class Game(ABC, Generic[LevelT, ActionT]):
     def step(self, action: str) -> Step:
         """Play the last action within an answer of the policy."""
         self.turn += 1
-        found: re.Match[str] | None = None
-        for found in self.pattern.finditer(action):
-            pass  # to the last one
+        found = list(self.pattern.finditer(action))
         try:
-            parsed = None if found is None else self.parse(found)
+            parsed = self.parse(found[-1]) if found else None
         except ValueError:  # Python refuses to convert more than 4300 digits
             parsed = None
         component, truncated = "move", False
