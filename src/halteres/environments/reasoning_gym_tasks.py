@@ -22,19 +22,17 @@ from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.worker_process import WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
 
-EVALUATING = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
+EVALUATING = [
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+]
 """Tasks whose scorer runs a model's answer as Python (0.1.23 and 0.1.25)."""
 
 LONGEST_ANSWER = 10_000

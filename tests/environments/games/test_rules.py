@@ -115,7 +115,7 @@ def test_minesweeper_floods_from_a_cell_without_mines_around_it_but_not_over_fla
     played(game, "flag 2 4")
     _, reward, outcome = played(game, "reveal 2 2")
     assert (game.shown.count(UNKNOWN), reward, outcome) == (5, 19 / 20, None)
-    assert game.suffix().splitlines()[1:5] == [
+    assert game._suffix().splitlines()[1:5] == [
         "    0  1  2  3  4",
         " 0  .  2  0  0  0 ",
         " 1  .  3  0  0  0 ",

@@ -36,7 +36,7 @@ def walk(game: Sokoban, *directions: str) -> str:
 
 def board(game: Sokoban) -> str:
     """As the policy sees it."""
-    return game.suffix().removeprefix("Here is the current board layout:\n").removesuffix("\nEnter your move.")
+    return game._suffix().removeprefix("Here is the current board layout:\n").removesuffix("\nEnter your move.")
 
 
 def test_the_board_is_shown_by_symbols() -> None:

@@ -56,16 +56,14 @@ class FifteenPuzzle(DirectionGame[Frame]):
         if self.init_algo not in ALGORITHMS:
             raise unknown(InvalidConfig, "init_algo", str(self.init_algo), ALGORITHMS)
 
-    def setup(self) -> None:
-        """Draw a board."""
+    def _setup(self) -> None:
         small = self.version == 1 and self.level.side == 2
         draw = self._scrambled if self.init_algo == "monte_carlo" and not small else self._shuffled
         self.tiles = draw()
         while small and self.tiles == self._goal():
             self.tiles = draw()
 
-    def rules(self) -> str:
-        """The same for every board of a size."""
+    def _rules(self) -> str:
         greatest = self.level.side**2 - 1
         return (
             f"You are playing the {greatest}-Puzzle game.\n"
@@ -82,15 +80,13 @@ class FifteenPuzzle(DirectionGame[Frame]):
             "Use logic and planning to solve the puzzle.\n"
         )
 
-    def suffix(self) -> str:
-        """The board."""
+    def _suffix(self) -> str:
         side = self.level.side
         drawn = ["__" if tile == GAP else f"{tile:2}" for tile in self.tiles]
         board = "\n".join(" ".join(drawn[start : start + side]) for start in range(0, side**2, side))
         return f"Here is the current board layout: \n{board}\n\nEnter your move."
 
-    def move(self, action: str) -> Move:
-        """Slide a tile into the gap."""
+    def _move(self, action: str) -> Move:
         gap = self.tiles.index(GAP)
         tile = tiles_beside(gap, self.level.side).get(action)
         if tile is None:
@@ -101,7 +97,7 @@ class FifteenPuzzle(DirectionGame[Frame]):
             return Move("Congratulations! You have solved the puzzle!", 1.0, "success")
         return Move(f"At turn {self.turn}, you made a valid move: {action}.\n")
 
-    def turn_limit_reward(self, action: str) -> float:
+    def _turn_limit_reward(self, action: str) -> float:
         """The share of cells, the gap's among them, that hold what they should."""
         return sum(map(operator.eq, self.tiles, self._goal())) / len(self.tiles)
 
@@ -178,15 +174,13 @@ class Game2048(DirectionGame[Target]):
     largest: int  # tile so far, as far as it was paid
     largest_at_start: int
 
-    def setup(self) -> None:
-        """Draw two tiles."""
+    def _setup(self) -> None:
         self.rows = [[EMPTY] * SIDE for _ in range(SIDE)]
         self._add_tile()
         self._add_tile()
         self.largest = self.largest_at_start = max(map(max, self.rows))
 
-    def rules(self) -> str:
-        """With an example move."""
+    def _rules(self) -> str:
         return (
             "You are playing 2048.\n"
             f"Your goal is to reach the {self.level.tile} tile by sliding and merging tiles.\n"
@@ -199,13 +193,11 @@ class Game2048(DirectionGame[Target]):
             f"For example: {self.random_action(self.rng)}\n\n"
         )
 
-    def suffix(self) -> str:
-        """The board."""
+    def _suffix(self) -> str:
         board = "\n".join(" ".join(f"{tile or '.':>4}" for tile in row) for row in self.rows)
         return f"Current board:\n{board}\nEnter your move."
 
-    def move(self, action: str) -> Move:
-        """Slide all tiles."""
+    def _move(self, action: str) -> Move:
         rows = slid(self.rows, action)
         if rows == self.rows:
             return Move(
@@ -286,12 +278,10 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
 
     towers: dict[str, list[int]]  # disks by tower, the lowest first
 
-    def setup(self) -> None:
-        """All disks on A."""
+    def _setup(self) -> None:
         self.towers = {"A": list(range(self.level.num_disks, 0, -1)), "B": [], "C": []}
 
-    def rules(self) -> str:
-        """The same for every episode of a level."""
+    def _rules(self) -> str:
         return (
             f"You are playing Tower of Hanoi with {self.level.num_disks} disks.\n"
             "You have to move the disks from tower A to tower C.\n"
@@ -301,17 +291,14 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
             "As you play, the history of your moves will be displayed.\n"
         )
 
-    def suffix(self) -> str:
-        """The towers."""
+    def _suffix(self) -> str:
         towers = "\n".join(f"{tower}: {disks}" for tower, disks in self.towers.items())
         return f"Here is the current state of the tower of hanoi:\n{towers}\n\nEnter your move."
 
-    def parse(self, found: re.Match[str]) -> tuple[str, str]:
-        """From where, to where."""
+    def _parse(self, found: re.Match[str]) -> tuple[str, str]:
         return found[1].upper(), found[2].upper()
 
-    def move(self, action: tuple[str, str]) -> Move:
-        """Move the top disk of a tower, perhaps onto the same tower."""
+    def _move(self, action: tuple[str, str]) -> Move:
         source, target = action
         if not self.towers[source]:
             return Move(f"At turn {self.turn}, you tried to move from tower {source}, which is empty.")
@@ -327,7 +314,7 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
             return Move("Congratulations! You solved the Tower of Hanoi Puzzle", 1.0, "success")
         return Move(f"At turn {self.turn}, you moved disk {disk} from tower {source} to tower {target}.")
 
-    def turn_limit_reward(self, action: tuple[str, str]) -> float:
+    def _turn_limit_reward(self, action: tuple[str, str]) -> float:
         """The share of disks on C."""
         return len(self.towers["C"]) / self.level.num_disks
 

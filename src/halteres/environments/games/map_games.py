@@ -43,18 +43,17 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
     counts: list[int]  # of mines around each cell, row after row; MINE at a mine; all 0 until the first reveal
     shown: list[str]  # what the player sees of each cell: UNKNOWN, FLAG or its count
 
-    def random_level(self) -> Minefield:
+    def _random_level(self) -> Minefield:
         """A side of 5 to 8, a fifth of the cells mined."""
         side = self.rng.randint(5, 8)
         return Minefield(side=side, num_mines=side**2 // 5, max_turns=side**2)
 
-    def setup(self) -> None:
+    def _setup(self) -> None:
         """Nothing is drawn: the mines are laid around the first reveal."""
         self.counts = [0] * self.level.side**2
         self.shown = [UNKNOWN] * self.level.side**2
 
-    def rules(self) -> str:
-        """With an example of each command."""
+    def _rules(self) -> str:
         row, column = self._random_cell(self.rng)
         flag_row, flag_column = self._random_cell(self.rng)
         return (
@@ -75,19 +74,16 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
             "Be mindful not to choose revealed or flagged cells.\n"
         )
 
-    def suffix(self) -> str:
-        """The board."""
+    def _suffix(self) -> str:
         side = self.level.side
         heading = " ".join(f"{column:2}" for column in range(side))
         rows = [f"{row:2}  {'  '.join(self.shown[row * side : (row + 1) * side])} \n" for row in range(side)]
         return f"Here is the current board layout:\n   {heading}\n{''.join(rows)}\nEnter your guess."
 
-    def parse(self, found: re.Match[str]) -> tuple[str, int, int]:
-        """Any word, and a row and a column from 0 on."""
+    def _parse(self, found: re.Match[str]) -> tuple[str, int, int]:
         return found[1].lower(), int(found[2]), int(found[3])
 
-    def move(self, action: tuple[str, int, int]) -> Move:
-        """Reveal or flag a cell."""
+    def _move(self, action: tuple[str, int, int]) -> Move:
         command, row, column = action
         side, turn = self.level.side, f"At turn {self.turn}, you"
         if not (row < side and column < side):
@@ -203,13 +199,12 @@ class Sokoban(DirectionGame[RoomSize]):
     cells: list[int]  # the room as it is
     structure: list[int]  # the same without player and boxes
 
-    def setup(self) -> None:
+    def _setup(self) -> None:
         """Make the room from generators of its own."""
         cells, structure = _make_room(self.level, self.seed)
         self.cells, self.structure = list(cells), list(structure)
 
-    def rules(self) -> str:
-        """With an example move."""
+    def _rules(self) -> str:
         example = self.random_action(self.rng)
         direction = example.removeprefix("\\boxed{").removesuffix("}")
         return (
@@ -229,20 +224,18 @@ class Sokoban(DirectionGame[RoomSize]):
             "Use logic and deduction to push all boxes onto the target positions!"
         )
 
-    def suffix(self) -> str:
-        """The room."""
+    def _suffix(self) -> str:
         symbols = [SYMBOLS[cell] for cell in self.cells]
         width = self.level.width
         rows = "".join(" ".join(symbols[start : start + width]) + "\n" for start in range(0, len(symbols), width))
         return f"Here is the current board layout:\n{rows}\nEnter your move."
 
-    def parse(self, found: re.Match[str]) -> str | None:
+    def _parse(self, found: re.Match[str]) -> str | None:
         """A direction, but no look-alike."""
         direction = found[1].lower()
         return direction if direction in DIRECTIONS else None
 
-    def move(self, action: str) -> Move:
-        """Walk, or push a box that has a free cell behind it."""
+    def _move(self, action: str) -> Move:
         step = _steps(self.level.width)[DIRECTIONS.index(action)]
         player = self.cells.index(PLAYER)
         ahead, behind = player + step, player + 2 * step
@@ -256,7 +249,7 @@ class Sokoban(DirectionGame[RoomSize]):
             return Move("Congratulations! You have solved the Sokoban puzzle!", 1.0, "success")
         return Move(f"At turn {self.turn}, you {'pushed a box while you ' if pushes else ''}moved {action}.")
 
-    def turn_limit_reward(self, action: str) -> float:
+    def _turn_limit_reward(self, action: str) -> float:
         """The share of boxes on targets."""
         return self.cells.count(BOX_ON_TARGET) / self.level.num_boxes
 

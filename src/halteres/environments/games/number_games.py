@@ -34,19 +34,17 @@ class GuessTheNumber(Game[NumberRange, int]):
     number: int
     guesses: list[int]
 
-    def random_level(self) -> NumberRange:
+    def _random_level(self) -> NumberRange:
         """6 to 51 numbers, the smallest of them 1 to 10; the wider the range, the more turns."""
         low = self.rng.randint(1, 10)
         high = self.rng.randint(low + 5, low + 50)
         return NumberRange(min_number=low, max_number=high, max_turns=math.ceil(math.sqrt(high - low)) + 1)
 
-    def setup(self) -> None:
-        """Draw the number."""
+    def _setup(self) -> None:
         self.number = self.rng.randint(self.level.min_number, self.level.max_number)
         self.guesses = []
 
-    def rules(self) -> str:
-        """With an example guess."""
+    def _rules(self) -> str:
         return (
             "You are playing Guess The Number.\n"
             f"You have to guess the number between {self.level.min_number} and {self.level.max_number} (inclusive)"
@@ -60,16 +58,14 @@ class GuessTheNumber(Game[NumberRange, int]):
             "Enter your first guess to start the game.\n"
         )
 
-    def suffix(self) -> str:
-        """There is no board."""
+    def _suffix(self) -> str:
         return "Enter your next guess."
 
-    def parse(self, found: re.Match[str]) -> int | None:
+    def _parse(self, found: re.Match[str]) -> int | None:
         """GEM takes 0 for no guess at all."""
         return int(found[1]) or None
 
-    def move(self, action: int) -> Move:
-        """Compare a guess with the number."""
+    def _move(self, action: int) -> Move:
         guessed = f"At turn {self.turn}, you guessed {action},"
         if not self.level.min_number <= action <= self.level.max_number:
             return Move(f"{guessed} which is outside the range specified.")
@@ -82,7 +78,7 @@ class GuessTheNumber(Game[NumberRange, int]):
         hint = "lower" if action > self.number else "higher"
         return Move(f"{guessed} and the target number is {hint} than {action}.")
 
-    def turn_limit_reward(self, action: int) -> float:
+    def _turn_limit_reward(self, action: int) -> float:
         """1 less the distance as a share of the range, for a guess that was made before too."""
         if not self.level.min_number <= action <= self.level.max_number:
             return 0.0
@@ -122,14 +118,12 @@ class Mastermind(Game[Code, list[int]]):
     guesses: list[list[int]]
     most_black: int
 
-    def setup(self) -> None:
-        """Draw the code."""
+    def _setup(self) -> None:
         self.code = self.rng.sample(range(1, self.level.num_digits + 1), self.level.length)
         self.guesses = []
         self.most_black = 0
 
-    def rules(self) -> str:
-        """With an example guess."""
+    def _rules(self) -> str:
         return (
             "You are playing Mastermind.\n"
             f"You have to guess the secret {self.level.length} digit code within {self.level.max_turns} turns.\n"
@@ -145,16 +139,13 @@ class Mastermind(Game[Code, list[int]]):
             "Enter your first guess to start the game.\n"
         )
 
-    def suffix(self) -> str:
-        """There is no board."""
+    def _suffix(self) -> str:
         return "Enter your guess."
 
-    def parse(self, found: re.Match[str]) -> list[int]:
-        """Any count of any numbers."""
+    def _parse(self, found: re.Match[str]) -> list[int]:
         return [int(digits) for digits in found[1].split()]
 
-    def move(self, action: list[int]) -> Move:
-        """Compare a guess with the code."""
+    def _move(self, action: list[int]) -> Move:
         guessed = f"At turn {self.turn}, you guessed {action}"
         if len(action) != self.level.length:
             return Move(f"{guessed} which has {len(action)} entries but the code has length {self.level.length}.")
@@ -205,8 +196,7 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
     cells: list[int]  # the same with EMPTY cells
     num_empty_at_start: int
 
-    def setup(self) -> None:
-        """Draw a full grid, then the cells to remove."""
+    def _setup(self) -> None:
         grid = Grid(self.level.side)
         grid.fill(self.rng)
         self.solution = list(grid.cells)
@@ -217,8 +207,7 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         self.cells = grid.cells
         self.num_empty_at_start = self.cells.count(EMPTY)
 
-    def rules(self) -> str:
-        """The same for every grid of a size."""
+    def _rules(self) -> str:
         side = self.level.side
         return (
             f"You are playing {'A simple version of' if side == 4 else ''} Sudoku.\n"
@@ -240,8 +229,7 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
             " improve your decision making by avoiding the moves you have tried. Good luck!\n\n"
         )
 
-    def suffix(self) -> str:
-        """The board."""
+    def _suffix(self) -> str:
         side = self.level.side
         box = math.isqrt(side)
         headings = [f"C{column + 1}" + ("  " if (column + 1) % box == 0 else "") for column in range(side)]
@@ -255,12 +243,10 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         board = "\n".join(lines)
         return f"Here is the current board layout:\n{board}\nEnter your move."
 
-    def parse(self, found: re.Match[str]) -> tuple[int, int, int]:
-        """Row and column from 1 on, digit."""
+    def _parse(self, found: re.Match[str]) -> tuple[int, int, int]:
         return int(found[1]), int(found[2]), int(found[3])
 
-    def move(self, action: tuple[int, int, int]) -> Move:
-        """Place a digit, if it is the solution's."""
+    def _move(self, action: tuple[int, int, int]) -> Move:
         row, column, digit = action
         tried = f"At turn {self.turn}, you tried to place {digit} at R{row} C{column}, which"
         if not all(1 <= number <= self.level.side for number in action):

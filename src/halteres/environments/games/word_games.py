@@ -140,13 +140,12 @@ class Hangman(HiddenWordGame):
     board: list[str]  # a letter or "_" for each of the secret's
     guessed: list[str]  # letters
 
-    def setup(self) -> None:
-        """Draw the word."""
+    def _setup(self) -> None:
         self.secret = self.random_word(self.rng)
         self.board = ["_"] * len(self.secret)
         self.guessed = []
 
-    def rules(self) -> str:
+    def _rules(self) -> str:
         """With an example of a word, then of a letter."""
         word, letter = self._random_word(self.rng), self._random_letter(self.rng)
         if self.version == 0:
@@ -167,17 +166,15 @@ class Hangman(HiddenWordGame):
             f"2. You have to win within {self.level.max_turns} turns.\n\n"
         )
 
-    def suffix(self) -> str:
-        """The letters found so far, under the numbers of their columns."""
+    def _suffix(self) -> str:
         columns = " ".join(f"C{column:02}" for column in range(len(self.board)))
         row = "".join(f"  {letter} " for letter in self.board)
         return f"Here is the current state of the Hangman grid:\n{columns}\n{row}\n\nEnter your guess."
 
-    def parse(self, found: re.Match[str]) -> str:
-        """Letter or word."""
+    def _parse(self, found: re.Match[str]) -> str:
         return found[1].upper()
 
-    def move(self, action: str) -> Move:
+    def _move(self, action: str) -> Move:
         """One letter is a guess of that letter, more are a guess of the word."""
         won = f"Congratulations! You guessed the word '{self.secret}' correctly!"
         if len(action) > 1:
@@ -231,19 +228,17 @@ class Wordle(HiddenWordGame):
     guesses: list[str]
     found: list[bool]  # for each letter of the secret, whether a guess had it in its place
 
-    def random_level(self) -> WordLength:
+    def _random_level(self) -> WordLength:
         """3 to 5 letters, five turns for each."""
         length = self.rng.randint(3, 5)
         return WordLength(word_length=length, max_turns=5 * length)
 
-    def setup(self) -> None:
-        """Draw the word."""
+    def _setup(self) -> None:
         self.secret = self.random_word(self.rng)
         self.guesses = []
         self.found = [False] * len(self.secret)
 
-    def rules(self) -> str:
-        """With an example guess, which may be the word itself."""
+    def _rules(self) -> str:
         return (
             "You are playing Wordle.\n"
             f"You have to guess the secret {self.level.word_length}-letter word within {self.level.max_turns} turns.\n"
@@ -257,17 +252,14 @@ class Wordle(HiddenWordGame):
             " before you run out of guesses.\n"
         )
 
-    def suffix(self) -> str:
-        """There is no board."""
+    def _suffix(self) -> str:
         return "Enter your guess."
 
-    def parse(self, found: re.Match[str]) -> str:
-        """The letters, without the spaces between them."""
+    def _parse(self, found: re.Match[str]) -> str:
         guess = found[1].upper()
         return guess.replace(" ", "") if self.version == 0 else "".join(guess.split())
 
-    def move(self, action: str) -> Move:
-        """Mark a guess."""
+    def _move(self, action: str) -> Move:
         guessed = f"At turn {self.turn}, you guessed {action}"
         if len(action) != len(self.secret):
             return Move(
@@ -347,15 +339,13 @@ class WordSearch(WordGame[WordCount, Line]):
         """Version 0 pays a word twice."""
         return self.version == 0
 
-    def setup(self) -> None:
-        """Draw the words and the grid."""
+    def _setup(self) -> None:
         words = self.words.full if self.level.full_list else self.words.basic
         drawn = [word.upper() for word in self.rng.sample(words, min(self.level.num_words, len(words)))]
         self.grid, self.places = _hide(sorted(drawn, key=len, reverse=True), self.rng)
         self.found, self.marked, self.attempts = [], [], []
 
-    def rules(self) -> str:
-        """Without a draw."""
+    def _rules(self) -> str:
         hidden = "" if self.version == 0 else f"\nThe hidden words are: {', '.join(sorted(self.places))}."
         return (
             f"You are participating in a Word Search challenge ({'Hardcore' if self.level.full_list else 'Basic'}).\n"
@@ -374,8 +364,7 @@ class WordSearch(WordGame[WordCount, Line]):
             f"- Make your guesses carefully and strategically!{hidden}"
         )
 
-    def suffix(self) -> str:
-        """The grid, and how many words are found."""
+    def _suffix(self) -> str:
         columns = "   " + " ".join(f"C{column:02}" for column in range(len(self.grid)))
         marked = {(row, column) for row, column in self.marked}
         rows = [
@@ -388,13 +377,11 @@ class WordSearch(WordGame[WordCount, Line]):
         board = "\n".join([columns, *rows])
         return f"Current Board:\n{board}\nWords Found: {len(self.found)}/{len(self.places)}\nEnter your guess."
 
-    def parse(self, found: re.Match[str]) -> Line:
-        """Four numbers."""
+    def _parse(self, found: re.Match[str]) -> Line:
         start_row, start_column, end_row, end_column = (int(number) for number in found.groups())
         return start_row, start_column, end_row, end_column
 
-    def move(self, action: Line) -> Move:
-        """Look whether a word lies there."""
+    def _move(self, action: Line) -> Move:
         tried_before = list(action) in self.attempts
         self.attempts.append(list(action))
         start_row, start_column, end_row, end_column = action

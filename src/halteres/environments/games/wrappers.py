@@ -39,7 +39,7 @@ class Wrapper(ABC):
 
     def __init__(self, env: Environment) -> None:
         self.env = env
-        self.begin()
+        self._begin()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # also asked for while a copy has no `env` yet
@@ -52,7 +52,7 @@ class Wrapper(ABC):
         return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
 
     @abstractmethod
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Set `state` as it is before the first episode."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Wrapper(ABC):
         """Another one like it, around another environment like the inner one."""
         twin = copy.copy(self)
         twin.env = self.env.spawn(same_state=same_state)
-        twin.begin()
+        twin._begin()
         if same_state:
             for name in self.state:
                 setattr(twin, name, copy.deepcopy(getattr(self, name)))
@@ -141,14 +141,13 @@ class SearchTool(Wrapper):
         super().__init__(env)
         self.url, self.reward = url, reward
 
-    def begin(self) -> None:
-        """No search yet."""
+    def _begin(self) -> None:
         self.num_uses = self.num_successes = 0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """The inner observation, and how to search."""
         before = {"prev_ep_tool_use_counter": self.num_uses, "prev_ep_tool_success_counter": self.num_successes}
-        self.begin()
+        self._begin()
         observation, info = self.env.reset(seed=seed)
         return f"{observation}\n{self.instructions}", {**info, **before, **self._counters(), "use_tool": False}
 
@@ -233,14 +232,13 @@ class ObservationWrapper(Wrapper):
                 "Give the model's tokenizer, or take 'concat_with_action'.",
             )
 
-    def begin(self) -> None:
-        """Nothing seen yet."""
+    def _begin(self) -> None:
         self.observations: list[dict[str, Any]] = []  # messages: role user or tool, content
         self.actions: list[str] = []
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Forget the episode before."""
-        self.begin()
+        self._begin()
         observation, info = self.env.reset(seed=seed)
         if self.view == View.CONCAT_CHAT_ON_RESET:
             observation = self._chat.render([{"role": "user", "content": observation}], add_generation_prompt=True)
@@ -274,15 +272,14 @@ class EpisodeTracking(Wrapper):
 
     state = ("num_steps", "cumulative_rewards")
 
-    def begin(self) -> None:
-        """No step yet."""
+    def _begin(self) -> None:
         self.num_steps, self.cumulative_rewards = 0, 0.0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Count from 0."""
         before = {"prev_ep_step_counter": self.num_steps, "prev_ep_cumulative_rewards": self.cumulative_rewards}
         observation, info = self.env.reset(seed=seed)
-        self.begin()
+        self._begin()
         return observation, {**info, **before, **self._counters()}
 
     def step(self, action: str) -> Step:
