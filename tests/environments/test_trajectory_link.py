@@ -153,7 +153,7 @@ async def test_a_group_that_cannot_be_sent_is_kept_and_sent_once_the_server_is_b
     assert len(kept(tmp_path)) == 1
     server.there.set()
     status = await link.status()
-    assert status.room == 1, "what was kept is sent before the question, so that the answer counts it"
+    assert status.allowance == 1, "what was kept is sent before the question, so that the answer counts it"
     assert list(server.arrived.values()) == [{**BODY, "env_id": 0}]
     assert not kept(tmp_path)
 

@@ -48,8 +48,8 @@ class NoEvaluation(EnvironmentFailed):
     code = "no_evaluation"
 
     def __init__(self, title: str, method: str) -> None:
-        why = f"Its class has no {method}."
-        super().__init__(f"{title} cannot be evaluated.", why, "Write it, and held-out figures are told.")
+        next = "Write it, and held-out figures are told."
+        super().__init__(f"{title} cannot be evaluated.", f"Its class has no {method}.", next)
 
 
 class BaseEnv:
@@ -215,12 +215,11 @@ class BaseEnv:
         self.last_evaluation = dict(metrics)
         if not self.config.data_dir_to_save_evals:
             return
+        seconds = None if start_time is None or end_time is None else end_time - start_time
         report = {
             "config_general": {
                 "model_name": model_name or self.server_config.model_name,
-                "total_evaluation_time_seconds": None
-                if start_time is None or end_time is None
-                else end_time - start_time,
+                "total_evaluation_time_seconds": seconds,
                 "generation_parameters": dict(generation_parameters or {}),
             },
             "results": {f"atropos|{task_name or self.title}|0": dict(metrics), "all": dict(metrics)},

@@ -22,17 +22,19 @@ from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.worker_process import WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
 
-EVALUATING = [
-    "binary_matrix",
-    "countdown",
-    "intermediate_integration",
-    "n_queens",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-    "spiral_matrix",
-    "string_insertion",
-]
+EVALUATING = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
 """Tasks whose scorer runs a model's answer as Python (0.1.23 and 0.1.25)."""
 
 LONGEST_ANSWER = 10_000
@@ -67,17 +69,10 @@ class ReasoningGymConfig(BaseEnvConfig):
     @field_validator("task")
     @classmethod
     def _evaluates_no_text(cls, task: str) -> str:
-        if task in EVALUATING:
-            raise PydanticCustomError(
-                "unsafe_task",
-                "another task: the scorer of '{task}' runs the model's answer as Python, and there is no sandbox for "
-                "that yet",
-                {"task": task},
-            )
-        if task == "composite":
-            raise PydanticCustomError(
-                "unsafe_task", "a single task: 'composite' may hold some whose scorer runs the model's answer as Python"
-            )
+        does = "may hold one that runs" if task == "composite" else "runs"
+        if task in EVALUATING or task == "composite":
+            rule = "another task: the scorer of '{task}' {does} the model's answer as Python; there is no sandbox yet"
+            raise PydanticCustomError("unsafe_task", rule, {"task": task, "does": does})
         return task
 
 

@@ -63,8 +63,8 @@ class Tally:
         measured += ({f"train/{name}": value for name, value in row.items()} for row in group.get("metrics", ()))
         if rewards:  # each component's values and seconds, and what the group took as a whole
             measured += [metrics_of("reward", *one) for values in rewards.values for one in values.items()]
-            measured.append({f"reward/{name}_s": seconds for name, seconds in rewards.seconds.items()})
-            measured.append({"rollouts/group_s": rewards.group_s})
+            seconds = {f"reward/{name}_s": value for name, value in rewards.seconds.items()}
+            measured.append({**seconds, "rollouts/group_s": rewards.group_s})
             self._counts.update(rewards.counts)
         for row in measured:
             for name, value in row.items():
@@ -85,9 +85,8 @@ class Records:
 
     def __init__(self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0) -> None:
         self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer, success_threshold))
-        self._tokenizer = tokenizer
+        self._tokenizer, self._folder = tokenizer, Path(run_dir) if run_dir else None
         self._rewards_version: str | None = None  # None: of no group yet
-        self._folder = Path(run_dir) if run_dir else None
         self._written: dict[int, set[int]] = {}  # groups of a step that an earlier life of this environment wrote
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -164,7 +163,6 @@ class Records:
 
     def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
         tokens = [token for number in rollout for token in action_tokens(group, number)]
-        turns = turns_of(group, rollout)
         line: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
             "score": group["scores"][rollout[0]],
@@ -176,13 +174,10 @@ class Records:
             line["rewards"] = {name: None if value is None else value.total for name, value in values.items()}
         if outcomes := group.get("outcome"):
             line["outcome"] = outcomes[place]
-        if len(turns) > 1:  # `text` has them all in one
+        if len(turns := turns_of(group, rollout)) > 1:  # `text` has them all in one
             line["turns"] = [
-                {
-                    "text": self._tokenizer.decode(turn.action),
-                    "observation": self._text(turn.observation),
-                    **({} if turn.reward is None else {"reward": turn.reward}),
-                }
+                {"text": self._tokenizer.decode(turn.action), "observation": self._text(turn.observation)}
+                | ({} if turn.reward is None else {"reward": turn.reward})
                 for turn in turns
             ]
         return line
@@ -210,7 +205,7 @@ def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str
 def _plain(item: Any) -> Any:
     """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text."""
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {name: _plain(value) for name, value in dataclasses.asdict(item).items()}
+        item = dataclasses.asdict(item)
     if isinstance(item, Mapping):
         return {str(name): _plain(value) for name, value in item.items()}
     if isinstance(item, list | tuple):

@@ -15,11 +15,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from halteres.clients.trajectories import Address
+from halteres.clients.trajectories import Address, EnvStatus
 from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
-from halteres.environments.trajectory_link import STORED, Status, TrajectoryLink
+from halteres.environments.trajectory_link import STORED, TrajectoryLink
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import (
     EnvironmentFailed,
@@ -143,14 +143,14 @@ class Serving:
             await self._advance(status)
             total = self._env.config.total_steps
             total = total if total > 0 else self._link.registered.num_steps
-            if 0 < total <= status.step:
-                log.info("All %d batches were delivered.", status.step)
+            if 0 < total <= status.current_step:
+                log.info("All %d batches were delivered.", status.current_step)
                 if self._under_way:  # hear the acknowledgements of the last posts, which close their step
                     self._reap((await asyncio.wait(self._under_way, timeout=LAST_WORDS_S))[0])
                 self._link.drop_undelivered()
                 await self._report()
                 return
-            room = status.room if plan is None else plan.room if total <= 0 or plan.step < total else 0
+            room = status.allowance or 0 if plan is None else plan.room if total <= 0 or plan.step < total else 0
             await self._start(room - pending)
             if not self._under_way or self._idle:
                 await asyncio.sleep(POLL_S)
@@ -291,14 +291,14 @@ class Serving:
             evidence = f"{number} groups failed one after another. The last: {last.why}"
             self._env.records.notice("groups_failed", step, evidence, f"{fix}.")
 
-    async def _advance(self, status: Status) -> None:
+    async def _advance(self, status: EnvStatus) -> None:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
 
         A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
         of itself, does not depend on when the trainer took one.
         """
-        before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
-        self._env.curr_step, self._delivered = now, status.step
+        before, now = self._env.curr_step, status.current_step if self._plan is None else self._plan.step
+        self._env.curr_step, self._delivered = now, status.current_step
         await self._report()
         if now == before:
             return

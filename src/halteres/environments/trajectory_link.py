@@ -18,13 +18,14 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories import (
     EnvironmentClient,
+    EnvStatus,
     KeyReused,
     Posted,
     Registered,
@@ -48,15 +49,6 @@ RECEIVED, STORED = "received", "kept"
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """One look at the server."""
-
-    step: int  # batches delivered
-    room: int  # groups that may be under way, those of before the question included
-    asked_version: int | None = None  # see `EnvStatus`
 
 
 class TrajectoryLink:
@@ -117,8 +109,9 @@ class TrajectoryLink:
             )
         return self._registered
 
-    async def status(self, asked_for: int | None = None) -> Status:
-        """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
+    async def status(self, asked_for: int | None = None) -> EnvStatus:
+        """Deliver what could not be delivered before; then ask how far the trainer is, and for how many groups there is
+        room (`allowance`): those under way before the question included."""
         for file, group in self._outbox.groups():
             try:
                 posted = await self._post(group)
@@ -130,11 +123,11 @@ class TrajectoryLink:
                 log.warning("A group that lay on disk is refused: %s", error.sentence)
             file.unlink(missing_ok=True)
         answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
-        room = answer.allowance
-        if room is None:  # a server without allowances: Atropos's own bound of what may wait there
-            most = self._config.max_batches_offpolicy * self.batch_size // self._config.group_size
-            room = max(0, most - answer.queue_size)
-        return Status(step=answer.current_step, room=room, asked_version=answer.asked_version)
+        if answer.allowance is not None:
+            return answer
+        # A server without allowances: Atropos's own bound of what may wait there.
+        most = self._config.max_batches_offpolicy * self.batch_size // self._config.group_size
+        return replace(answer, allowance=max(0, most - answer.queue_size))
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
         """Deliver one group; returns when the server has acknowledged it, or it is STORED.
