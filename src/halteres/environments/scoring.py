@@ -21,7 +21,6 @@ from halteres.rewards.functions import Sample
 from halteres.rewards.judges import NoGrade
 from halteres.rewards.reward_list import GroupScores, RewardList
 from halteres.rollouts.groups import GroupFailed
-from halteres.text import Message
 from halteres.types import MASKED, FailedRollout
 
 log = logging.getLogger(__name__)
@@ -115,9 +114,8 @@ class GroupScoring:
         for spec in specs:
             if spec.gate and scores.values[spec.name][place] is None:
                 return FailedRollout(code=MISSING, why=f"The gate '{spec.name}' could not be evaluated.")
-        if any(spec.is_relative for spec in specs) or any(
-            column[place] is not None for column in scores.values.values()
-        ):
+        has_value = any(column[place] is not None for column in scores.values.values())
+        if has_value or any(spec.is_relative for spec in specs):
             return None
         return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
 
@@ -160,31 +158,22 @@ def sample_of(rollout: Sequence[ScoredDataItem]) -> Sample:
     """
     chats: list[Sample] = []
     for item in rollout:
-        if not (messages := item.get("messages")):
+        messages, num_answers = item.get("messages"), len(item.get("spans") or ()) or 1
+        if not messages:
             raise EnvironmentFailed(
                 "`rewards` cannot score this environment's rollouts.",
                 "Its groups carry no messages.",
                 "Give each scored item its `messages`, or leave `rewards` empty.",
             )
-        chats.append(chat_sample(messages, len(item.get("spans") or ()) or 1))
+        # The policy's answers are the last messages of the assistant.
+        answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"][-num_answers:]
+        if len(answers) < num_answers:
+            raise EnvironmentFailed("A chat to be scored has fewer answers than the policy gave.")
+        begin = answers[0]
+        places = tuple(place - begin for place in answers)
+        chats.append(Sample(prompt=messages[:begin], completion=messages[begin:], answers=places))
     tokens = tuple(token for item in rollout for token in item["masks"] if token != MASKED)
     return replace(chats[-1], tokens=tokens, score=rollout[0]["scores"], earlier=tuple(chats[:-1]))
-
-
-def chat_sample(
-    messages: Sequence[Message], num_answers: int, tokens: Sequence[int] = (), score: float = 0.0
-) -> Sample:
-    """A chat as what is scored: the policy's answers are its last `num_answers` messages of the assistant."""
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"][-num_answers:]
-    if len(answers) < num_answers or not answers:
-        raise EnvironmentFailed("A chat to be scored has fewer answers than the policy gave.")
-    return Sample(
-        prompt=messages[: answers[0]],
-        completion=messages[answers[0] :],
-        answers=tuple(place - answers[0] for place in answers),
-        tokens=tuple(tokens),
-        score=score,
-    )
 
 
 async def held_out_metrics(

@@ -8,7 +8,7 @@ from typing import Any
 from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
-from halteres.environments.scoring import chat_sample
+from halteres.environments.scoring import sample_of
 from halteres.errors import EnvironmentFailed, boundary
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import one_rollout
@@ -41,7 +41,7 @@ class SingleTurnEnv(BaseEnv):
         messages = self.messages(item)
 
         async def scored(turn: Turn) -> list[ScoredDataItem]:
-            return items_of(await self._trajectory(item, turn), messages=[_with_answer(messages, turn)])
+            return _items(await self._trajectory(item, turn), messages)
 
         async def attempt(num_missing: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
             with one_rollout(0, number):
@@ -63,8 +63,7 @@ class SingleTurnEnv(BaseEnv):
         messages, answers = self.messages(item), list[Answer]()
         for turn in await self.server.chat(messages, count, temperature=temperature):
             trajectory = await self._trajectory(item, turn)
-            chat = chat_sample(_with_answer(messages, turn), 1, turn.action, trajectory.score)
-            answers.append(Answer(trajectory=trajectory, chat=chat))
+            answers.append(Answer(trajectory=trajectory, chat=sample_of(_items(trajectory, messages))))
         return answers
 
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
@@ -76,5 +75,6 @@ class SingleTurnEnv(BaseEnv):
             return Trajectory(turns=(turn,), score=score, metrics=self.measure(item, turn.text))
 
 
-def _with_answer(messages: list[dict[str, Any]], turn: Turn) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": turn.text}]
+def _items(trajectory: Trajectory, messages: list[dict[str, Any]]) -> list[ScoredDataItem]:
+    answer = {"role": "assistant", "content": trajectory.turns[-1].text}
+    return items_of(trajectory, messages=[[*messages, answer]])
