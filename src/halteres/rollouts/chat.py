@@ -46,7 +46,7 @@ class Chat:
             first = self.messages.pop(0) if messages and messages[0]["role"] == "system" else None
             words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
             self.messages.insert(0, {"role": "system", "content": words})
-        self._text = self._rendered()
+        self._text = self._tokenizer.render(self.messages, **self._extra)
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
     def go_on(self, action: Sequence[int], messages: Sequence[Message]) -> None:
@@ -54,7 +54,7 @@ class Chat:
         ended = bool(action) and action[-1] in self._tokenizer.eos_token_ids
         answer = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
         self.messages += [{"role": "assistant", "content": answer}, *self._worded(messages)]
-        before, self._text = self._text, self._rendered()
+        before, self._text = self._text, self._tokenizer.render(self.messages, **self._extra)
         new_text = _text_after(answer, self._text[len(before) :]) if self._text.startswith(before) else None
         if new_text is None:
             self.prompt = tuple(self._tokenizer.encode(self._text))
@@ -73,9 +73,6 @@ class Chat:
             else dict(message)
             for message in messages
         ]
-
-    def _rendered(self) -> str:
-        return self._tokenizer.render(self.messages, **self._extra)
 
 
 def _text_after(answer: str, text: str) -> str | None:

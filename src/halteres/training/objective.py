@@ -71,9 +71,7 @@ class Objective:
             advantages_K = estimate(paid, config.advantage, config.gamma)
             advantages_S = spread(turns, advantages_K, sequences, config.weighting)
         if penalties_S and config.kl_in == "loss":
-            advantages_S = tuple(
-                advantages_T - penalty_T for advantages_T, penalty_T in zip(advantages_S, penalties_S, strict=True)
-            )
+            advantages_S = tuple(a_T - penalty_T for a_T, penalty_T in zip(advantages_S, penalties_S, strict=True))
         advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
         num_tokens = sum(int(sequence.actions_N.sum()) for sequence in sequences)
         kl_reference = None

@@ -90,9 +90,8 @@ class Timer:
 
     def lap(self, name: str) -> None:
         """The phase that ends now."""
-        now = self._clock()
-        self._laps[name] = now - self._last
-        self._last = now
+        before, self._last = self._last, self._clock()
+        self._laps[name] = self._last - before
 
     def take(self) -> dict[str, float]:
         """The laps since the last take, and their sum as "step"."""
