@@ -154,9 +154,10 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
-    measured = [row for task in tasks for row in task.metrics]
-    for name in dict.fromkeys(name for row in measured for name in row):
-        values = [row[name] for row in measured if name in row]
+    measured: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in ((name, value) for task in tasks for row in task.metrics for name, value in row.items()):
+        measured[name].append(value)
+    for name, values in measured.items():
         metrics[f"eval/{name}"] = fmean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)

@@ -74,7 +74,14 @@ CHATS = (View.CONCAT_CHAT, View.CONCAT_CHAT_ON_RESET)
 
 TemplateName = Literal["qwen3_game", "qwen3_general", "no"]
 
-_ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+_REQUEST = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+TEMPLATES: Mapping[TemplateName, tuple[str, str]] = {
+    "qwen3_game": ("You are playing language games. Make valid actions to win.\nObservation: ", _REQUEST),
+    "qwen3_general": ("Question: ", _REQUEST),
+    "no": ("", ""),
+}
+"""What stands before and behind an observation, in the wordings of GEM's example script (Apache License 2.0)."""
 
 
 class GameConfig(MultiTurnConfig):
@@ -176,14 +183,9 @@ class GameEnv(MultiTurnEnv):
 
 
 def user_message(template: TemplateName, observation: str) -> str:
-    """What the user says, without any markup, in the wordings of GEM's example script (Apache License 2.0)."""
-    match template:
-        case "qwen3_game":
-            return f"You are playing language games. Make valid actions to win.\nObservation: {observation}{_ASKED_FOR}"
-        case "qwen3_general":
-            return f"Question: {observation}{_ASKED_FOR}"
-        case "no":
-            return observation
+    """What the user says, without any markup."""
+    before, behind = TEMPLATES[template]
+    return f"{before}{observation}{behind}"
 
 
 if __name__ == "__main__":

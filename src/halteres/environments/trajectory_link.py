@@ -109,7 +109,7 @@ class TrajectoryLink:
             )
         return self._registered
 
-    async def status(self, asked_for: int | None = None) -> EnvStatus:
+    async def status(self, num_before: int | None = None) -> EnvStatus:
         """Deliver what could not be delivered before; then ask how far the trainer is, and for how many groups there is
         room (`allowance`): those under way before the question included."""
         for file, group in self._outbox.groups():
@@ -122,7 +122,7 @@ class TrajectoryLink:
             except InvalidData as error:
                 log.warning("A group that lay on disk is refused: %s", error.sentence)
             file.unlink(missing_ok=True)
-        answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
+        answer = await self._as_known(lambda env_id: self._client.status(env_id, num_before))
         if answer.allowance is not None:
             return answer
         # A server without allowances: Atropos's own bound of what may wait there.

@@ -59,7 +59,7 @@ class Example:
 class Examples:
     """A batch ready for training, and what was left out of it."""
 
-    kept: tuple[Example, ...]
+    useful: tuple[Example, ...]
     too_long: int  # sequences longer than the trainer takes
     without_signal: int  # sequences that can move no weight
 
@@ -106,8 +106,8 @@ def to_examples(
         replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
         for sequence, advantages_T in short
     ]
-    kept = tuple(example for example in examples if example.moves(loss, config))
-    return Examples(kept=kept, too_long=len(sequences) - len(short), without_signal=len(short) - len(kept))
+    useful = tuple(example for example in examples if example.moves(loss, config))
+    return Examples(useful=useful, too_long=len(sequences) - len(short), without_signal=len(short) - len(useful))
 
 
 def spread(

@@ -31,7 +31,7 @@ async def train(policy: Policy, trajectories: Trajectories, report: Report, sett
         training_batch = await objective.training_batch(batch)
         passes = [
             await learn(policy, examples, rate, report, step)
-            for examples in minibatches(training_batch.examples.kept, config, settings.run.seed, step)
+            for examples in minibatches(training_batch.examples.useful, config, settings.run.seed, step)
         ]
         timer.lap("train")
         await policy.publish()
