@@ -42,11 +42,6 @@ class Answer:
         """Tokens that the policy sampled."""
         return sum(len(turn.action) for turn in self.trajectory.turns)
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether a limit of tokens ended the last turn."""
-        return self.trajectory.turns[-1].stop_reason == "length"
-
     def row(self, temperature: float) -> dict[str, Any]:
         """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
         trajectory, prompt = self.trajectory, self.chat.prompt
@@ -149,7 +144,7 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
         "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
         "eval/mean_score": fmean(answer.trajectory.score for answer in sampled),
         "eval/completion_lengths": fmean(answer.num_tokens for answer in sampled),
-        "eval/truncated": fmean(float(answer.is_cut_off) for answer in sampled),
+        "eval/truncated": fmean(float(answer.trajectory.turns[-1].stop_reason == "length") for answer in sampled),
         "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,

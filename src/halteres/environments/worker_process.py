@@ -72,9 +72,9 @@ class WorkerProcess:
             if self._child is None:
                 ours, theirs = socket.socketpair()  # unlike a pipe's, our end can be closed whoever holds theirs
                 with theirs:
+                    self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LONGEST_ANSWER)
                     end, environment = theirs.fileno(), environ.for_sandboxed()
                     self._child = Child(self._command, environment=environment, stdin=end, stdout=end)
-                self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LONGEST_ANSWER)
                 await self._answer(self._start_within_s)
             self._writer.write(json.dumps(question).encode() + b"\n")
             return await self._answer(within_s)

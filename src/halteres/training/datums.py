@@ -100,14 +100,14 @@ def to_examples(
         max_length: longest sequence in tokens; longer ones are left out and counted.
         loss: what reads them, with its settings.
     """
-    pairs = zip(sequences, advantages_S, strict=True)
-    short = [(sequence, advantages_T) for sequence, advantages_T in pairs if len(sequence.tokens_N) < max_length]
     examples = [
         replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
-        for sequence, advantages_T in short
+        for sequence, advantages_T in zip(sequences, advantages_S, strict=True)
+        if len(sequence.tokens_N) < max_length
     ]
     useful = tuple(example for example in examples if example.moves(loss, config))
-    return Examples(useful=useful, too_long=len(sequences) - len(short), without_signal=len(short) - len(useful))
+    too_long, without_signal = len(sequences) - len(examples), len(examples) - len(useful)
+    return Examples(useful=useful, too_long=too_long, without_signal=without_signal)
 
 
 def spread(
