@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.errors import EnvironmentFailed
@@ -54,10 +54,12 @@ def gym_worker(kind: Literal["reasoning", "text"], *arguments: str, python: str 
 class WorkerProcess:
     """One child, started with the first question and anew with the next one after it was killed."""
 
+    _reader: asyncio.StreamReader  # of the child, while there is one
+    _writer: asyncio.StreamWriter
+
     def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
         self._command, self._start_within_s = tuple(command), start_within_s
         self._child: Child | None = None
-        self._reader, self._writer = asyncio.StreamReader(), cast(asyncio.StreamWriter, None)  # of the child
         self._turn = asyncio.Lock()
 
     async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
