@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halteres.environments.answers import Row, load_rows
+from halteres.environments.rows import Row, load_rows
 from halteres.errors import InvalidConfig, InvalidData
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from halteres.environments.answers import Row
 from halteres.environments.gsm8k_tinker import GSM8KConfig, GSM8KEnv
 from halteres.environments.problems import split_of
+from halteres.environments.rows import Row
 from halteres.environments.word_problems import ROWS, WordProblemsEnv
 
 from .stages import ENVIRONMENTS, Inference, run, write_config

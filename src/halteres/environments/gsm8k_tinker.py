@@ -12,8 +12,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from halteres.environments.answers import Row, boxed_answer, is_number, load_rows
+from halteres.environments.answers import boxed_answer, is_number
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.rows import Row, load_rows
 from halteres.environments.single_turn import SingleTurnEnv
 
 

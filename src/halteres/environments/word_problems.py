@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from halteres.environments.answers import load_rows
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.gsm8k_tinker import GSM8KEnv
+from halteres.environments.rows import load_rows
 
 ROWS = Path(__file__).with_name("data") / "word_problems"
 """A folder with train.jsonl and test.jsonl."""
