@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
-from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
+from halteres.agent.drafts import choose, drafts_home, editing, lock_of
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller
 from halteres.agent.trial.folder import all_folders, new_folder

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent.starting import engine_speed, estimates
-from halteres.agent.starting.engine_speed import Speed
-from halteres.agent.starting.estimates import Estimate, estimate
+from halteres.agent import engine_speed, estimates
+from halteres.agent.engine_speed import Speed
+from halteres.agent.estimates import Estimate, estimate
 from halteres.agent.trial.folder import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halteres.agent.call import call
-from halteres.agent.drafting.drafts import choose
+from halteres.agent.drafts import choose
 from halteres.agent.tool import Caller
 from halteres.agent.truncation import LONGEST, fitted
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.watching import status
-from halteres.agent.watching.look import look_at
+from halteres.agent import status
+from halteres.agent.run_snapshot import look_at
 
 from .run_scenes import make_run, short_home, supervised
 

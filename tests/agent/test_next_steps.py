@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from halteres.agent.call import call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller
-from halteres.agent.watching.next_steps import next_call
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
 from halteres.config.operator_policy import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal

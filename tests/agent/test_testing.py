@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.agent.drafting.drafts import choose, load_draft
+from halteres.agent.drafts import choose, load_draft
 from halteres.agent.tool import Caller
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import halteres.environments
-from halteres.agent.drafting.drafts import Setting, followed
+from halteres.agent.drafts import Setting, followed
 from halteres.config import environ
 from halteres.config.edits import ALIASES
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of

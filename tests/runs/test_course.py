@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from halteres.agent.watching.look import look_at
+from halteres.agent.run_snapshot import look_at
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run

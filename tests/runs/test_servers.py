@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.watching import look
-from halteres.agent.watching.look import look_at
+from halteres.agent import run_snapshot as look
+from halteres.agent.run_snapshot import look_at
 from halteres.cli.main import app
 from halteres.cli.train import attend
 from halteres.clients import json_client

@@ -21,11 +21,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from halteres.agent.cleanup import clean_up
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
 from halteres.agent.truncation import LONGEST, clipped, echoed, fitted
 from halteres.agent.untrusted import marked
-from halteres.agent.watching.next_steps import next_call
 from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
 from halteres.redaction import Redactor
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from halteres.agent.drafting.drafts import drafts_home, lock_of
+from halteres.agent.drafts import drafts_home, lock_of
+from halteres.agent.status import looks_home
 from halteres.agent.trial.folder import Kind, TestFolder, tests_home
-from halteres.agent.watching.status import looks_home
 from halteres.config import environ
 from halteres.errors import Conflict, NotFound
 from halteres.runs import lock

@@ -10,11 +10,11 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from halteres.agent.drafting.drafts import HEADLINE
+from halteres.agent.drafts import HEADLINE
+from halteres.agent.logs import log_tail
+from halteres.agent.next_steps import next_after
+from halteres.agent.run_snapshot import failure_facts, in_force, look_at, why_no_batch
 from halteres.agent.truncation import shortened
-from halteres.agent.watching.logs import log_tail
-from halteres.agent.watching.look import failure_facts, in_force, look_at, why_no_batch
-from halteres.agent.watching.next_steps import next_after
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from halteres.agent.call import call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller
 from halteres.agent.transports.functions import own_caller
-from halteres.agent.watching.next_steps import next_call
 from halteres.errors import UserError, as_answer
 
 

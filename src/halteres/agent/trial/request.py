@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.drafting.drafts import Draft, described
+from halteres.agent.drafts import Draft, described
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import load_policy

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from halteres.agent.drafting import drafts
+from halteres.agent import drafts
 from halteres.agent.tool import READS, Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
 from halteres.agent.trial.report import brief, report

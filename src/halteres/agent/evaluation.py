@@ -1,5 +1,5 @@
 """The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for it:
-`python -m halteres.agent.judging.evaluation FOLDER --lock-fd N`.
+`python -m halteres.agent.evaluation FOLDER --lock-fd N`.
 
 There is one evaluation at a time, and the same call again goes on waiting for it. Into a run nothing is written but its
 service's journal.
@@ -20,12 +20,12 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.drafting.drafts import described, load_draft
+from halteres.agent.drafts import described, load_draft
+from halteres.agent.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.truncation import nonempty
-from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
 from halteres.next_step import worded
@@ -37,7 +37,7 @@ from halteres.runs.reading.evaluations import Evaluation, differences, evaluatio
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.starting.run_models import found_model
 
-MODULE = "halteres.agent.judging.evaluation"
+MODULE = "halteres.agent.evaluation"
 
 MOST_FIGURES = 14  # that one answer has; the folder's files have all
 START_WITHIN_S = 30.0  # how long a call waits while another one is starting an evaluation

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from halteres.agent.agent_clients.clients import AgentClient, Format
+from halteres.agent.agent_clients import AgentClient, Format
 from halteres.errors import Conflict, InvalidConfig, ServerError
 from halteres.files import replacing
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.starting import engine_speed
+from halteres.agent import engine_speed
 from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs

@@ -17,8 +17,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from halteres.agent.agent_clients.clients import AgentClient, Place
-from halteres.agent.agent_clients.settings_file import (
+from halteres.agent.agent_clients import AgentClient, Place
+from halteres.agent.client_settings import (
     ENVIRONMENTS,
     HOME,
     NAME,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from halteres.agent.drafting import drafts
+from halteres.agent import drafts
 from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
 from halteres.agent.truncation import echoed, nonempty, shortened, significant
 from halteres.config import environ

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from halteres.agent.next_steps import next_after, until_it_ends
+from halteres.agent.run_snapshot import look_at
 from halteres.agent.tool import Caller, Hints, Result, RunId, chosen_run, tool
-from halteres.agent.watching.look import look_at
-from halteres.agent.watching.next_steps import next_after, until_it_ends
 from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs.directory import RunDirectory, stop_run

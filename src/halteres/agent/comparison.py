@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.agent.tool import READS, Caller, Result, ShortNames, chosen_run, tool
 from halteres.agent.truncation import nonempty, size_of
-from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.next_step import worded

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from halteres.agent.drafting import drafts
-from halteres.agent.drafting.configuring import mended_call, mending
-from halteres.agent.starting.estimates import estimate
+from halteres.agent import drafts
+from halteres.agent.configuration import mended_call, mending
+from halteres.agent.estimates import estimate
+from halteres.agent.next_steps import next_call
+from halteres.agent.run_snapshot import look_at
 from halteres.agent.tool import Caller, Changes, Draft, Hints, Result, tool
 from halteres.agent.trial.folder import latest_test
 from halteres.agent.truncation import nonempty
-from halteres.agent.watching.look import look_at
-from halteres.agent.watching.next_steps import next_call
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings

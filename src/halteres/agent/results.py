@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.tool import READS, Caller, Result, RunId, ShortNames, chosen_run, tool
-from halteres.agent.truncation import clipped, nonempty, shortened
-from halteres.agent.watching.headline import (
+from halteres.agent.headline import (
     CORRECT,
     GREEDY,
     LOSS,
@@ -21,9 +19,11 @@ from halteres.agent.watching.headline import (
     headline,
     rounded,
 )
-from halteres.agent.watching.look import Look, error_of, look_at, sink_facts, wandb_names
-from halteres.agent.watching.next_steps import further, next_after
-from halteres.agent.watching.status import WHY_LENGTH
+from halteres.agent.next_steps import further, next_after
+from halteres.agent.run_snapshot import Look, error_of, look_at, sink_facts, wandb_names
+from halteres.agent.status import WHY_LENGTH
+from halteres.agent.tool import READS, Caller, Result, RunId, ShortNames, chosen_run, tool
+from halteres.agent.truncation import clipped, nonempty, shortened
 from halteres.errors import HalteresError
 from halteres.next_step import worded
 from halteres.observe.metrics import Row

@@ -1,6 +1,6 @@
 """The tools on reward models: rl_list_reward_models, rl_train_reward_model, rl_evaluate_reward_model,
 rl_rank_completions; and the process that scores for the last two:
-`python -m halteres.agent.judging.reward_models FOLDER --lock-fd N`.
+`python -m halteres.agent.reward_models FOLDER --lock-fd N`.
 
 The process of the tools has no torch, and scores nothing. A training is a run as any other.
 """
@@ -21,11 +21,11 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
+from halteres.agent.headline import rounded
 from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.truncation import nonempty
-from halteres.agent.watching.headline import rounded
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, UserError
 from halteres.models import TINY, stored_models
@@ -36,7 +36,7 @@ from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
 from halteres.runs.starting.start import run_of_key
 
-MODULE = "halteres.agent.judging.reward_models"
+MODULE = "halteres.agent.reward_models"
 
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
 

@@ -18,13 +18,13 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
+from halteres.agent.headline import CORRECT, rounded
+from halteres.agent.logs import log_tail
+from halteres.agent.next_steps import next_after, until_it_ends
+from halteres.agent.run_snapshot import Look, alert_rows, failure_facts, look_at, sink_facts, wandb_names, why_no_batch
 from halteres.agent.tool import READS, Caller, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
 from halteres.agent.truncation import clipped, significant
-from halteres.agent.watching.headline import CORRECT, rounded
-from halteres.agent.watching.logs import log_tail
-from halteres.agent.watching.look import Look, alert_rows, failure_facts, look_at, sink_facts, wandb_names, why_no_batch
-from halteres.agent.watching.next_steps import next_after, until_it_ends
-from halteres.agent.watching.waiting import Until, wait_for, wait_for_all
+from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError, NotReady, UserError, boundary, unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from halteres.agent.watching.look import FOR_GOOD, Look
+from halteres.agent.run_snapshot import FOR_GOOD, Look
 from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.next_step import NextStep, worded

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from halteres.agent.next_steps import next_after
+from halteres.agent.run_snapshot import Look, look_at
 from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
 from halteres.agent.truncation import clipped
-from halteres.agent.watching.look import Look, look_at
-from halteres.agent.watching.next_steps import next_after
 from halteres.errors import UserError, unknown
 from halteres.next_step import worded
 from halteres.redaction import Redactor, printable

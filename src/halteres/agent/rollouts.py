@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from halteres.agent.headline import rounded
+from halteres.agent.next_steps import next_after
+from halteres.agent.run_snapshot import look_at
 from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
 from halteres.agent.truncation import nonempty, shortened, shortened_item, size_of
-from halteres.agent.watching.headline import rounded
-from halteres.agent.watching.look import look_at
-from halteres.agent.watching.next_steps import next_after
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Remedy, worded
 from halteres.runs.directory import RunDirectory
