@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
+from halteres.agent.call import DAY_S, PICTURES, TESTS, clean_up
 from halteres.agent.drafts import choose, drafts_home, editing, lock_of
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller

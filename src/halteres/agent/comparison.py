@@ -15,11 +15,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
-from halteres.agent.tool import READS, Caller, Result, ShortNames, chosen_run, tool
+from halteres.agent.tool import READS, Caller, Facts, Result, ShortNames, chosen_run, tool
 from halteres.agent.truncation import nonempty, size_of
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
 from halteres.runs.reading.evaluations import CONFIDENCE, Difference, differences
@@ -59,13 +59,23 @@ class ComparedRun:
         return fmean(value for _, value in points[-last:])
 
 
+class Best(Facts):
+    """The best run, and what makes it so."""
+
+    metric: str
+    run_id: str
+    why: str
+    certain: bool
+
+
 class Comparison(Result):
     """Runs side by side."""
 
     runs: list[dict[str, Any]]  # a run that was not found has `error`
     settings_that_differ: dict[str, dict[str, Any]]  # field -> run id -> value
+    more_settings_that_differ: list[str] = []  # names, where the values have no room
     environment: str = ""  # of all runs; where they differ it stands with each run
-    best: dict[str, Any] | None = None  # metric, run_id, why, certain
+    best: Best | None = None
     plot: str | None = None  # path of the PNG
     notes: list[str] = []
 
@@ -96,19 +106,23 @@ def rl_compare_runs(
     notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]
     picture = _picture(runs, choice.names, notes) if plot else None
     going_on = next((run.state.run_id for run in runs if not run.state.terminal), None)
-    following = worded("rl_get_results", best.state.run_id)
+    following = NextStep.of("rl_get_results", best.state.run_id)
     if going_on:
-        following = worded("rl_check_status", going_on, wait_s=45, until="terminal")
-    facts: dict[str, Any] = {
+        following = NextStep.of("rl_check_status", going_on, wait_s=45, until="terminal")
+    answer = Comparison(
         **nonempty(environment=environments[0] if len(environments) == 1 else ""),
-        "runs": [*(_row(run, choice.names, len(environments) > 1) for run in runs), *missing],
-        "best": why,
+        runs=[*(_row(run, choice.names, len(environments) > 1) for run in runs), *missing],
+        settings_that_differ={},
+        best=why,
         **({"plot": str(picture) if picture else None} if plot else {}),
         **nonempty(notes=notes),
-        "next": following,
-    }
+        next=following,
+    )
     settings = {run.state.run_id: run.settings for run in runs if run.settings}
-    answer = Comparison(**facts, **_settings_that_differ(settings, ROOM - size_of(facts)))
+    rest = answer.model_dump(mode="json", exclude_unset=True, exclude={"settings_that_differ"})
+    answer.settings_that_differ, more = _settings_that_differ(settings, ROOM - size_of(rest))
+    if more:
+        answer.more_settings_that_differ = more
     return answer.showing(picture) if picture else answer
 
 
@@ -149,7 +163,7 @@ def _choice(runs: Sequence[ComparedRun], metrics: Sequence[str] | None) -> Choic
     return Choice(names=choice.names[:MOST_METRICS], notes=(*choice.notes, *notes))
 
 
-def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[str, Any]] | None:
+def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, Best] | None:
     """The best by this metric, with how it stands to the one that comes closest; None where fewer than two have it, or
     what they were trained for differs.
 
@@ -175,7 +189,7 @@ def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[s
     if not closest.certain:
         why += "; more held-out tasks, or other seeds, would tell"
     certain = all(one.certain for one in (closest, *further)) and all(run.state.terminal for run in known)
-    return best, {"metric": metric, "run_id": best.state.run_id, "why": why, "certain": certain}
+    return best, Best(metric=metric, run_id=best.state.run_id, why=why, certain=certain)
 
 
 def _difference(best: ComparedRun, other: ComparedRun, metric: str, confidence: float) -> Difference:
@@ -244,7 +258,7 @@ def _picture(runs: Sequence[ComparedRun], names: Sequence[str], notes: list[str]
         return None
 
 
-def _settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str, Any]:
+def _settings_that_differ(by_run: Mapping[str, Settings], room: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Field to run to value, as many as fit into so many characters of JSON; some others by name.
 
     Where one run has a field and another has not (they are of different environments), the missing value is null.
@@ -257,14 +271,14 @@ def _settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str
         if len({json.dumps(value, sort_keys=True) for value in values.values()}) > 1:
             differing[field] = values
     if size_of(differing) <= room:
-        return {"settings_that_differ": differing}
+        return differing, []
     shown: dict[str, dict[str, Any]] = {}
     for field, values in differing.items():
         if size_of({**shown, field: values}) <= room - FOR_NAMES:
             shown[field] = values
     more = [field for field in differing if field not in shown]
     beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
-    return {"settings_that_differ": shown, "more_settings_that_differ": more[:MOST_NAMES] + beyond}
+    return shown, more[:MOST_NAMES] + beyond
 
 
 def _flat(settings: Settings) -> dict[str, Any]:

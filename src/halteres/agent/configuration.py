@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
+from halteres.agent.next_steps import LIST_ENVIRONMENTS
+from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.agent.truncation import echoed, nonempty, shortened, significant
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
@@ -29,7 +30,7 @@ from halteres.config.resolve import STEPS
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
-from halteres.next_step import NextStep, worded
+from halteres.next_step import Advice, NextStep, Placeholder, then
 
 if TYPE_CHECKING:
     from halteres.agent.known_models import KnownModel
@@ -76,7 +77,7 @@ OVERHEAD, LEAST_DESCRIPTION = 240, 14
 FEW_VARIANTS = 1  # of a family, unless a query asks for its variants
 
 
-class FoundEnvironment(BaseModel):
+class FoundEnvironment(Facts):
     """One environment, or a family of them: each of its variants is one, named FAMILY:VARIANT."""
 
     name: str
@@ -85,7 +86,7 @@ class FoundEnvironment(BaseModel):
     description: str
     variants: list[str] = []  # of a family: a few names, or all of those that a query asks for
     num_variants: int = 0  # of a family: how many there are
-    all_variants: str = ""  # of a family, where not all are listed: the call that lists them
+    all_variants: Sentence = ""  # of a family, where not all are listed: the call that lists them
 
 
 class Environments(Result):
@@ -93,7 +94,7 @@ class Environments(Result):
 
     environments: list[FoundEnvironment]
     count: int
-    tips: list[str]
+    tips: list[Sentence]
     broken: list[dict[str, str]] = []  # file_path, why; where there are some
 
 
@@ -125,7 +126,7 @@ def rl_list_environments(
     found = discover(afresh=refresh)
     matches = {one: variants for one in found.environments if (variants := _matching(one, query)) is not None}
     first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
-    none_found = "rl_list_environments()" if query else "rl_list_environments(refresh=true)"
+    none_found = LIST_ENVIRONMENTS if query else NextStep.of("rl_list_environments", refresh=True)
     # Files that cannot be read, and those that could not say what they are when they were last asked.
     failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
     broken = [(one.file_path, one.why) for one in found.broken] + [(path, why) for path, why in failed if why]
@@ -133,12 +134,12 @@ def rl_list_environments(
         environments=_listed(matches),
         count=len(matches),
         tips=[
-            "rl_select_environment(name) selects one",
+            (NextStep.of("rl_select_environment", Placeholder("name")), " selects one"),
             "read file_path to see how it scores",
             "copy a file to make your own",
         ],
         **nonempty(broken=[{"file_path": path, "why": why} for path, why in broken]),
-        next=worded("rl_select_environment", name=first) if first else none_found,
+        next=NextStep.of("rl_select_environment", name=first) if first else none_found,
     )
 
 
@@ -173,7 +174,7 @@ def _row(environment: EnvironmentFile, variants: Sequence[str]) -> FoundEnvironm
     if members := environment.members:
         family = {"variants": list(variants or members[:FEW_VARIANTS]), "num_variants": len(members)}
         if not variants and len(members) > FEW_VARIANTS:
-            family["all_variants"] = worded("rl_list_environments", query=f"{environment.name}:")
+            family["all_variants"] = NextStep.of("rl_list_environments", query=f"{environment.name}:")
     return FoundEnvironment(
         name=environment.name,
         class_name=environment.class_name,
@@ -198,7 +199,7 @@ def rl_select_environment(
     with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
         chosen = drafts.choose(caller, draft, name, changes or {})
     run = chosen.resolved.settings.run
-    test = worded("rl_test_inference", draft=other_draft)
+    test = NextStep.of("rl_test_inference", draft=other_draft)
     return Selected(
         message=f"Selected environment: {run.environment_name}",
         environment=run.environment_name,
@@ -210,13 +211,16 @@ def rl_select_environment(
             coerced=dict(chosen.resolved.coerced),
             warnings=[*_capped_steps(chosen.resolved), *_unusable_model(chosen.resolved)],
         ),
-        next=f"{test} then {worded('rl_start_training', dry_run=True, draft=other_draft)}",
+        next=then(test, NextStep.of("rl_start_training", dry_run=True, draft=other_draft)),
     )
 
 
 LONGEST_MESSAGE = 400  # characters
 
-TIP = "Use rl_edit_config(field, value) to change any configurable field."
+TIP: Advice = (
+    *("Use ", NextStep.of("rl_edit_config", Placeholder("field"), Placeholder("value"))),
+    " to change any configurable field.",
+)
 ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
@@ -229,7 +233,7 @@ class Configuration(Result):
     environment: str
     configurable_fields: list[dict[str, Any]]
     locked_fields: list[dict[str, Any]]
-    tip: str
+    tip: Sentence
     draft: str
     warnings: list[str] = []
     policy: str = ""  # whose locks these are, where they are not the default ones
@@ -278,7 +282,7 @@ def rl_get_current_config(
     else:
         shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
-    tip = TIP if field or is_full else f'{TIP} All {len(settings)}: detail="full"; one in full: field="NAME".'
+    tip = TIP if field or is_full else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
     models, proposed = _models(resolved) if field and shown[0].key == MODEL else ([], "")
     policy = load_policy().name
     return Configuration(
@@ -294,7 +298,7 @@ def rl_get_current_config(
             models=models,
             proposed=proposed,
         ),
-        next=worded("rl_test_inference", draft=draft if draft != caller.draft else None),
+        next=NextStep.of("rl_test_inference", draft=draft if draft != caller.draft else None),
     )
 
 
@@ -355,7 +359,7 @@ def rl_edit_config(
         draft=after.handle,
         **({"field": field, "value": new[field]} if field is not None else {}),
         **nonempty(warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)),
-        next=worded("rl_start_training", dry_run=True, draft=other_draft),
+        next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )
 
 
@@ -368,7 +372,10 @@ def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
     raise UserError(
         "rl_edit_config takes a field with its value, or changes.",
         "",
-        'rl_edit_config(field="group_size", value=16) or rl_edit_config(changes={"group_size":16})',
+        (
+            *(NextStep.of("rl_edit_config", field="group_size", value=16), " or "),
+            NextStep.of("rl_edit_config", changes={"group_size": 16}),
+        ),
     )
 
 

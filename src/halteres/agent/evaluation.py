@@ -28,7 +28,7 @@ from halteres.agent.trial.folder import TestFolder, until_ended
 from halteres.agent.truncation import nonempty
 from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
-from halteres.next_step import worded
+from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.lock import locked
 from halteres.runs.measurement import WITHIN_S, Examination, examination, measure
@@ -99,7 +99,7 @@ async def rl_evaluate(
         if (found := folders.folder_of("e", evaluation_id)) is not None:
             return found
         what = f"There is no evaluation '{evaluation_id}'."
-        raise NotFound(what, "rl_evaluate's answers name them.", "rl_evaluate(run_id)")
+        raise NotFound(what, "rl_evaluate's answers name them.", NextStep.of("rl_evaluate", Placeholder("run_id")))
 
     folder = await asyncio.to_thread(folder_for)
     await until_ended(folder, ends_at)
@@ -112,7 +112,9 @@ def _request(
     """What a call means. UserError: it means two things."""
     if weights and (run_id or base):
         raise UserError(
-            "weights name what is evaluated: run_id and base say otherwise.", "", 'rl_evaluate(weights="tinker://...")'
+            "weights name what is evaluated: run_id and base say otherwise.",
+            "",
+            NextStep.of("rl_evaluate", weights="tinker://..."),
         )
     service_url = None
     if base and not run_id:  # the base model of a draft, on the draft's environment
@@ -159,7 +161,7 @@ def _under_way_or_started(request: Request) -> TestFolder:
             raise Conflict(
                 f"Evaluation {other} is under way.",
                 "One at a time is made: each may load a model. It ends by itself.",
-                worded("rl_evaluate", evaluation_id=other, wait_s=45),
+                NextStep.of("rl_evaluate", evaluation_id=other, wait_s=45),
             )
         keys = (environ.API_KEY,) if request.service_url else ()
         return folders.begin("e", MODULE, request, *keys)
@@ -191,7 +193,7 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         **nonempty(improvement=_improvement(folder, request, figures), notes=notes),
         "files": str(folder.path),
         "seconds": result["seconds"],
-        "next": worded("rl_get_results", run.run_id) if run else "rl_start_training(dry_run=true)",
+        "next": NextStep.of("rl_get_results", run.run_id) if run else NextStep.of("rl_start_training", dry_run=True),
     }
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import halteres
 from halteres.agent.known_models import KnownModel, known_models, proposed
+from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, Caller, Result, tool
 from halteres.agent.truncation import clipped
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError
 from halteres.models import TINY, builtin_path
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.runs.directory import active_runs
 from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import Check, attempt
@@ -133,9 +134,9 @@ def rl_health_check(caller: Caller) -> Health:
     except HalteresError:
         policy = "unreadable"  # it is among the problems
     if problems:
-        following = "mend the problems, then rl_health_check()"
+        following = ("mend the problems, then ", HEALTH)
     else:
-        following = worded("rl_check_status", active[0]) if active else "rl_list_environments()"
+        following = NextStep.of("rl_check_status", active[0]) if active else LIST_ENVIRONMENTS
     gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",

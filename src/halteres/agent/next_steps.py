@@ -4,93 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from halteres.agent.run_snapshot import FOR_GOOD, Look
+from halteres.agent.run_snapshot import FOR_GOOD, RunSnapshot
 from halteres.config import environ
 from halteres.errors import HalteresError
-from halteres.next_step import NextStep, worded
+from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.reading.failures import mending
 from halteres.runs.reading.outcome import chosen
 
 MOST_CHANGES = 8
 """Settings of a run that a proposed call sets again."""
 
+LIST_RUNS, LIST_ENVIRONMENTS, HEALTH = (
+    NextStep(f"rl_{name}") for name in ("list_runs", "list_environments", "health_check")
+)
 
-def next_after(look: Look) -> str:
+
+def next_after(snapshot: RunSnapshot) -> Advice:
     """The call, or the calls, after a look at a run."""
-    run_id, state = look.run.run_id, look.state
+    run_id, state = snapshot.run.run_id, snapshot.state
+    results = NextStep.of("rl_get_results", run_id)
     match state.status:
         case "pending" | "starting":
-            return worded("rl_check_status", run_id, wait_s=look.suggested_wait_s, until="running")
+            return NextStep.of("rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="running")
         case "stopping":
             return until_it_ends(run_id)
         case "running":
-            call = look.pressing.remedy.first if look.pressing else None
-            return call.call if call else _watching(look)
+            if call := snapshot.pressing.remedy.first if snapshot.pressing else None:
+                return call
+            # Wake at the end where it is near, else at the next evaluation, if there will be one.
+            left_s, every = snapshot.progress.remaining_s, snapshot.given.trainer.eval_every
+            is_near = left_s is not None and left_s < environ.longest_wait_s()
+            if is_near or every <= 0 or (snapshot.step // every + 1) * every > state.total_steps:
+                return until_it_ends(run_id)
+            return NextStep.of("rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="eval")
         case "completed":
-            return worded("rl_get_results", run_id)
+            return results
         case "stopped":
-            results, more = worded("rl_get_results", run_id), further(look)
-            return f"{results} or {more}" if more else results
+            more = further(snapshot)
+            return (results, " or ", more) if more else results
         case "failed":
-            if remedy := _remedy(look):
-                return remedy
+            if fix := _fix(snapshot):
+                return fix
             if state.code == "disk_full":
-                return f"make room, then {resume_call(look)}"
-            if (
-                look.failed_process and look.failed_process.process == "env"
-            ):  # its own code: no setting of ours mends it
-                return f"{worded('rl_get_logs', run_id, role='env')} then {resume_call(look)}"
-            return resume_call(look)
+                return "make room, then ", resume_call(snapshot)
+            if snapshot.failed_process and snapshot.failed_process.process == "env":  # its own code, no setting of ours
+                return then(NextStep.of("rl_get_logs", run_id, role="env"), resume_call(snapshot))
+            return resume_call(snapshot)
 
 
-def _watching(look: Look) -> str:
-    """Wake at the end where it is near, else at the next evaluation, if there will be one."""
-    left_s, every = look.progress.remaining_s, look.given.trainer.eval_every
-    is_near = left_s is not None and left_s < environ.longest_wait_s()
-    if is_near or every <= 0 or (look.step // every + 1) * every > look.state.total_steps:
-        return until_it_ends(look.run.run_id)
-    return worded("rl_check_status", look.run.run_id, wait_s=look.suggested_wait_s, until="eval")
-
-
-def until_it_ends(run_id: str) -> str:
+def until_it_ends(run_id: str) -> NextStep:
     """Wait for the end, as long as a call may: it wakes at the end."""
-    return worded("rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal")
+    return NextStep.of("rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal")
 
 
-def further(look: Look) -> str | None:
+def further(snapshot: RunSnapshot) -> NextStep | None:
     """What may follow upon a run that has ended: what an alert in force asks for, else going on; None: nothing."""
-    if look.state.code == "policy_cap":
+    state = snapshot.state
+    if state.code == "policy_cap":
         return None  # it would be ended again at once
-    if (call := _remedy(look)) or look.state.status == "completed":
+    if (call := _fix(snapshot)) or state.status == "completed":
         return call
-    nothing_to_learn = look.pressing is not None and look.state.status == "stopped"
-    return resume_call(look) if look.state.resumable and not nothing_to_learn else None
+    nothing_to_learn = snapshot.pressing is not None and state.status == "stopped"
+    return resume_call(snapshot) if state.resumable and not nothing_to_learn else None
 
 
-def _remedy(look: Look) -> str | None:
+def _fix(snapshot: RunSnapshot) -> NextStep | None:
     """The call that is left of a remedy once its run has ended. A failure has its own, save where all is spoilt."""
-    alert = look.pressing
-    if alert is None or (look.state.status == "failed" and alert.rule not in FOR_GOOD):
+    alert = snapshot.pressing
+    if alert is None or (snapshot.state.status == "failed" and alert.rule not in FOR_GOOD):
         return None
     call = alert.remedy.after("rl_stop_training", "rl_get_results").first
-    return call.call if call and (look.state.resumable or "resume_from" not in call.args) else None
+    return call if call and (snapshot.state.resumable or "resume_from" not in call.args) else None
 
 
-def resume_call(look: Look) -> str:
+def resume_call(snapshot: RunSnapshot) -> NextStep:
     """Start again where it ended: from its checkpoint; where there is none, with the same settings."""
-    state, run_id = look.state, look.run.run_id
+    state, run_id = snapshot.state, snapshot.run.run_id
     if state.kind == "reward":
-        return worded("rl_train_reward_model", resume_from=run_id if state.resumable else None)
-    changes = mending(state.code, look.given)
+        return NextStep.of("rl_train_reward_model", resume_from=run_id if state.resumable else None)
+    changes = mending(state.code, snapshot.given)
     if state.resumable:
-        return worded("rl_start_training", resume_from=run_id, changes=changes)
-    given = chosen(look.run)
+        return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
+    given = chosen(snapshot.run)
     changes = {**(given if len(given) <= MOST_CHANGES else {}), **changes}
-    return worded("rl_start_training", environment=state.environment, changes=changes)
+    return NextStep.of("rl_start_training", environment=state.environment, changes=changes)
 
 
-def next_call(name: str, error: HalteresError, draft: str | None = None, takes: Container[str] = ()) -> str:
-    """One line for the answer to a failed call: the error's own next step where it is a call, else by its code.
+def next_call(name: str, error: HalteresError, draft: str | None = None, takes: Container[str] = ()) -> Advice:
+    """For the answer to a failed call: the error's own next step where it is a call, else by its code.
 
     Args:
         name: of the tool.
@@ -98,55 +99,53 @@ def next_call(name: str, error: HalteresError, draft: str | None = None, takes: 
         draft: that the call named; None: the caller's own.
         takes: names of the tool's arguments.
     """
-    if isinstance(error.next, NextStep):
-        return error.next.for_agents
     details, own = error.details, error.next
-    meant = details.get("did_you_mean")  # instead of a name that nothing has
+    if own and not isinstance(own, str):
+        return own
+    guess = details.get("did_you_mean")  # instead of a name that nothing has
     match error.code:
         case "no_environment":
-            return "rl_list_environments() then rl_select_environment(name)"
+            return then(LIST_ENVIRONMENTS, NextStep.of("rl_select_environment", Placeholder("name")))
         case "environment_not_found":
-            return worded("rl_select_environment", meant, draft=draft) if meant else "rl_list_environments()"
+            return NextStep.of("rl_select_environment", guess, draft=draft) if guess else LIST_ENVIRONMENTS
         case "environment_broken":
-            return "mend the file, then rl_list_environments(refresh=true)"
+            return "mend the file, then ", NextStep.of("rl_list_environments", refresh=True)
         case "unknown_field":
-            return worded("rl_get_current_config", detail="full", draft=draft)
+            return NextStep.of("rl_get_current_config", detail="full", draft=draft)
         case "locked_field":
-            return worded("rl_get_current_config", draft=draft)
-        case "invalid_config":
-            if name == "rl_edit_config" and details.get("field"):
-                return worded("rl_get_current_config", field=details["field"], draft=draft)
-            return (
-                f"call {name} again with the fields mended" if details.get("problems") else own or "rl_health_check()"
-            )
+            return NextStep.of("rl_get_current_config", draft=draft)
+        case "invalid_config" if name == "rl_edit_config" and (field := details.get("field")):
+            return NextStep.of("rl_get_current_config", field=field, draft=draft)
+        case "invalid_config" if details.get("problems"):
+            return f"call {name} again with the fields mended"
         case "run_not_found":
             # The same call, of the run that was meant: tools name a run, or runs, by different arguments.
             argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in takes), None)
-            if meant is None or argument is None:
-                return "rl_list_runs()"
-            return worded(name, **{argument: [meant] if argument == "run_ids" else meant})
+            if guess is None or argument is None:
+                return LIST_RUNS
+            return NextStep.of(name, **{argument: [guess] if argument == "run_ids" else guess})
         case "run_ambiguous":
-            return "rl_list_runs()"
+            return LIST_RUNS
         case "run_unreadable":
-            return f"put back a copy of {details.get('path')} or move its folder away, then rl_list_runs()"
+            return f"put back a copy of {details.get('path')} or move its folder away, then ", LIST_RUNS
         case "preflight_failed" if details.get("field") == "inference.model":
-            return worded("rl_get_current_config", field="model", draft=draft)
+            return NextStep.of("rl_get_current_config", field="model", draft=draft)
         case "preflight_failed":
-            return worded("rl_start_training", dry_run=True, draft=draft)
+            return NextStep.of("rl_start_training", dry_run=True, draft=draft)
+        case "policy_cap" if active := details.get("active_runs"):
+            waiting = NextStep.of("rl_check_status", active[-1], wait_s=45, until="terminal")
+            return waiting, " or ", NextStep.of("rl_stop_training", active[-1])
+        case "policy_cap" if field := details.get("field"):
+            return NextStep.of("rl_edit_config", field, details.get("limit"), draft=draft)
         case "policy_cap":
-            if active := details.get("active_runs"):
-                waiting = worded("rl_check_status", active[-1], wait_s=45, until="terminal")
-                return f"{waiting} or {worded('rl_stop_training', active[-1])}"
-            if details.get("field") is None:
-                return own or "rl_get_current_config()"
-            return worded("rl_edit_config", details["field"], details.get("limit"), draft=draft)
+            return own or NextStep("rl_get_current_config")
         case "missing_key":
             return f"set {details.get('field')} where these tools are started, then call {name} again"
         case "disk_full":
-            return "rl_health_check()"
+            return HEALTH
         case "not_found" if environment := details.get("environment"):
-            return worded("rl_start_training", environment=environment)  # a run's checkpoint is missing: start anew
+            return NextStep.of("rl_start_training", environment=environment)  # a checkpoint is missing: start anew
         case "not_found" | "conflict":
-            return own or "rl_list_runs()"
+            return own or LIST_RUNS
         case _:
-            return own or "rl_health_check()"
+            return own or HEALTH

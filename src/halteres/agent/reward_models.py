@@ -29,7 +29,7 @@ from halteres.agent.truncation import nonempty
 from halteres.config import environ
 from halteres.errors import HalteresError, NotFound, ServerError, UserError
 from halteres.models import TINY, stored_models
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory, list_runs
@@ -39,6 +39,8 @@ from halteres.runs.starting.start import run_of_key
 MODULE = "halteres.agent.reward_models"
 
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
+
+LIST = NextStep("rl_list_reward_models")
 
 WAIT_S = 45
 WITHIN_S = 3600  # how long scoring may take
@@ -61,7 +63,9 @@ def rl_list_reward_models(caller: Caller) -> RewardModels:
     """List the reward models on this machine: trained by runs, or put into the store."""
     found = [_row(folder, run_id) for folder, run_id in _folders()]
     path = found[0]["model"] if found else None
-    following = worded("rl_edit_config", "reward_model_path", path) if path else "rl_train_reward_model(dry_run=true)"
+    following = NextStep.of("rl_train_reward_model", dry_run=True)
+    if path:
+        following = NextStep.of("rl_edit_config", "reward_model_path", path)
     return RewardModels(reward_models=found[:MOST_LISTED], count=len(found), next=following)
 
 
@@ -137,11 +141,13 @@ def rl_train_reward_model(
             raise UserError(
                 "resume_from goes on with the data and the settings of its run.",
                 "data, eval_data, hold_out and settings cannot be changed.",
-                f'rl_train_reward_model(resume_from="{resume_from}")',
+                NextStep.of("rl_train_reward_model", resume_from=resume_from),
             )
         start = plan_resumed_training(chosen_run(resume_from), name=name, idempotency_key=idempotency_key)
     elif data is None:
-        raise UserError("data is needed.", "It names a file of preferences.", 'rl_train_reward_model(data="...")')
+        raise UserError(
+            "data is needed.", "It names a file of preferences.", NextStep.of("rl_train_reward_model", data="...")
+        )
     else:
         given = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
         fields = {key: value for key, value in given.items() if value is not None}
@@ -171,7 +177,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 def _training(run: RunDirectory, **more: Any) -> RewardTraining:
     state = run.state()
     if state.kind != "reward":
-        raise UserError(f"Run {run.run_id} trains no reward model.", "", worded("rl_check_status", run.run_id))
+        raise UserError(f"Run {run.run_id} trains no reward model.", "", NextStep.of("rl_check_status", run.run_id))
     return RewardTraining(
         run_id=run.run_id,
         base_model=state.base_model,
@@ -179,7 +185,7 @@ def _training(run: RunDirectory, **more: Any) -> RewardTraining:
         status="starting" if state.status == "pending" else state.status,
         **nonempty(resumed_from=state.resumed_from),
         **more,
-        next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="terminal"),
+        next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="terminal"),
     )
 
 
@@ -227,7 +233,9 @@ async def rl_evaluate_reward_model(
 
     def request() -> RewardRequest:
         if not model or not data:
-            raise UserError("model and data are needed.", "", 'rl_evaluate_reward_model(model="...", data="...")')
+            raise UserError(
+                "model and data are needed.", "", NextStep.of("rl_evaluate_reward_model", model="...", data="...")
+            )
         file = Path(data).expanduser()
         return RewardRequest(model=_place(model), data=str(file.absolute()) if file.exists() else data)
 
@@ -235,7 +243,7 @@ async def rl_evaluate_reward_model(
     if result is not None:
         kinds = {kind: _pairs(of_kind) for kind, of_kind in result["by_kind"].items()}
         answer |= {**_pairs(result["overall"]), "by_kind": kinds, "warnings": result["warnings"][:MOST_WARNINGS]}
-        answer["next"] = worded("rl_edit_config", "reward_model_path", answer["model"])
+        answer["next"] = NextStep.of("rl_edit_config", "reward_model_path", answer["model"])
     return RewardEvaluated(**answer)
 
 
@@ -258,14 +266,14 @@ async def rl_rank_completions(
 
     def request() -> RewardRequest:
         if not model or not completions or len(completions) < 2:
-            raise UserError("model and two completions are needed.", "", "rl_list_reward_models()")
+            raise UserError("model and two completions are needed.", "", LIST)
         return RewardRequest(model=_place(model), prompt=prompt, completions=tuple(completions))
 
     answer, result = await _scored("rl_rank_completions", evaluation_id, wait_s, request)
     if result is not None:
         del answer["files"]
         scores = [None if score is None else rounded(score) for score in result["scores"]]
-        answer |= {"order": result["order"], "scores": scores, "next": "rl_list_reward_models()"}
+        answer |= {"order": result["order"], "scores": scores, "next": LIST}
     return Ranked(**answer)
 
 
@@ -291,7 +299,7 @@ async def _scored(
         if (found := folders.folder_of("r", evaluation_id)) is not None:
             return found
         what = f"There is no evaluation '{evaluation_id}'."
-        raise NotFound(what, "Answers name them.", "rl_list_reward_models()")
+        raise NotFound(what, "Answers name them.", LIST)
 
     folder = await asyncio.to_thread(folder_for)
     await until_ended(folder, ends_at)

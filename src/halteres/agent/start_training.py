@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from halteres.agent import drafts
 from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
-from halteres.agent.run_snapshot import look_at
-from halteres.agent.tool import Caller, Changes, Draft, Hints, Result, tool
+from halteres.agent.run_snapshot import snapshot_of
+from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.agent.trial.folder import latest_test
 from halteres.agent.truncation import nonempty
 from halteres.config import environ
@@ -26,7 +26,7 @@ from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
-from halteres.next_step import NextStep, worded
+from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
@@ -76,7 +76,7 @@ class Intent:
         checkpoint = self.old.newest_checkpoint() if self.old else None
         if self.old is None or checkpoint is None:
             return discarded
-        step, reached = checkpoint["step"], look_at(self.old).step
+        step, reached = checkpoint["step"], snapshot_of(self.old).step
         redone = f"Steps {step + 1} to {reached} are" if reached > step + 1 else f"Step {reached} is"
         again = f" {redone} done again: no checkpoint has what was learnt there." if reached > step else ""
         changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in self.changed.items())
@@ -118,7 +118,7 @@ def _from_run(run_id: str, environment: str | None, changes: Mapping[str, Any]) 
         raise UserError(
             "A run that goes on keeps its environment.",
             f"environment={environment!r} was given beside resume_from.",
-            worded(TOOL, resume_from=run_id, changes=changes),
+            NextStep.of(TOOL, resume_from=run_id, changes=changes),
             field="environment",
         )
     old = find_run(run_id)
@@ -137,13 +137,12 @@ def _named(intent: Intent, start: NextStep) -> Intent:
     return replace(intent, resolved=replace(resolved, settings=settings, sources=sources), start=start)
 
 
-class CheckResult(BaseModel):
+class CheckResult(Facts):
     """One thing that must be true; more keys have the figures."""
-
-    model_config = {"extra": "allow"}
 
     check: str
     ok: bool
+    remedy: Sentence = ""
 
 
 class Started(Result):
@@ -157,7 +156,7 @@ class Started(Result):
     wandb_run_name: str = ""
     config_path: str = ""
     logs: dict[str, str] = {}
-    message: str = ""
+    message: Sentence = ""
     dry_run: bool = False
     ok: bool = True
     checks: list[CheckResult] = []
@@ -213,17 +212,20 @@ def _rehearse(intent: Intent, reward: Check) -> Started:
     # What a test of the draft has seen says nothing of a run that goes on.
     checks = examined.checks if intent.old else (*examined.checks, reward)
     failure = next((check.failure for check in checks if check.failure), None)
-    following = intent.start.call
+    following: Advice = intent.start
     if failure is not None:
         following = next_call(TOOL, intent.mended(failure))
     elif not intent.old and (not reward.ok or reward.found == UNTESTED):
-        test = worded("rl_test_inference", draft=intent.start.args["draft"])
-        following = f"{test} then {following}" if reward.ok else test
+        test = NextStep.of("rl_test_inference", draft=intent.start.args["draft"])
+        following = then(test, following) if reward.ok else test
     expected = estimate(plan, examined.ground, may_measure=True) if examined.ground else None
+    rows = [CheckResult(**check.facts) for check in checks]
+    if rows[-1].check == REWARD and reward.found == UNTESTED:
+        rows[-1].remedy = NextStep("rl_test_inference")
     return Started(
         dry_run=True,
         ok=failure is None,
-        checks=[CheckResult.model_validate(check.facts) for check in checks],
+        checks=rows,
         config=drafts.brief(intent.resolved),
         config_diff=intent.changed,
         **intent.facts,
@@ -236,7 +238,7 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
     outcome = latest_test(settings.run.environment, settings.inference.model, draft)
     if outcome is None or outcome.groups_with_variance is None:
-        return Check(name=REWARD, found=UNTESTED, remedy="rl_test_inference()")
+        return Check(name=REWARD, found=UNTESTED)
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
     ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
     figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {ago} ago"}
@@ -264,7 +266,7 @@ def _start(intent: Intent, reward: Check, key: str | None) -> Started:
     return Started(
         **{**_facts(run, intent.resolved), **intent.facts},
         **nonempty(estimate=expected.facts if expected else None, warnings=warnings),
-        next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
+        next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
     )
 
 
@@ -275,9 +277,9 @@ def _first_again(run: RunDirectory) -> Started:
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     facts["status"] = "starting" if state.status == "pending" else state.status
     if not state.terminal:
-        return Started(**facts, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
+        return Started(**facts, next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
     del facts["phase"]
-    return Started(**facts, next=worded("rl_get_results", run.run_id))
+    return Started(**facts, next=NextStep.of("rl_get_results", run.run_id))
 
 
 def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
@@ -293,7 +295,7 @@ def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
         **({"wandb": "starting"} if "wandb" in resolved.settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
-        "message": "Training starting. Use rl_check_status(run_id) to monitor.",
+        "message": ("Training starting. Use ", NextStep.of("rl_check_status", Placeholder("run_id")), " to monitor."),
     }
     if state.resumed_from is not None:
         step = int((state.resume_point or {}).get("step", 0))

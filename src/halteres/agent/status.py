@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -20,16 +19,25 @@ from pydantic import Field
 
 from halteres.agent.headline import CORRECT, rounded
 from halteres.agent.logs import log_tail
-from halteres.agent.next_steps import next_after, until_it_ends
-from halteres.agent.run_snapshot import Look, alert_rows, failure_facts, look_at, sink_facts, wandb_names, why_no_batch
-from halteres.agent.tool import READS, Caller, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
-from halteres.agent.truncation import clipped, significant
+from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
+from halteres.agent.run_snapshot import (
+    AlertRow,
+    RunSnapshot,
+    alert_rows,
+    failure_facts,
+    sink_facts,
+    snapshot_of,
+    wandb_names,
+    why_no_batch,
+)
+from halteres.agent.tool import READS, Caller, Facts, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
+from halteres.agent.truncation import clipped, nonempty, significant
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError, NotReady, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.lock import locked
 from halteres.runs.reading.failures import read_restarts
@@ -39,6 +47,16 @@ from halteres.runs.state import RunUnreadable, Status
 
 WHY_LENGTH = 200
 """Characters of why there is no evaluation, and of an error in a list."""
+
+
+class Gain(Facts):
+    """What a run has gained on held-out tasks over its first evaluation."""
+
+    of: str
+    before: float
+    after: float
+    ci95: list[float] | None  # of the difference
+    certain: bool
 
 
 class StatusResult(Result):
@@ -69,16 +87,17 @@ class StatusResult(Result):
     # the mean advantage of a trained token, no error that should fall; kl; kl_reference, implicit_reward_gap and
     # share_of_gain where they are measured; where steps moved no weight: skipped_steps, policy_version; where held-out
     # tasks failed: eval_num_failed, eval_num_tasks that the figure is of
-    gain: dict[str, Any] = {}  # of an ended run: of, before, after, ci95 of the difference, certain
+    gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
-    alerts: list[dict[str, Any]] = []  # rule, step, evidence, remedy
+    alerts: list[AlertRow] = []
     eval_failed: dict[str, Any] = {}  # step, why: where the newest evaluation gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
+    log_tail: list[str] = []  # of whoever failed
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
     suggested_wait_s: int = 0
@@ -110,7 +129,8 @@ async def rl_check_status(
         return await asyncio.to_thread(_answer, run, woke)
     event = Until.parse(until or "terminal")
     if run_id:
-        raise UserError("rl_check_status takes run_id or run_ids.", "", worded("rl_check_status", run_ids=run_ids))
+        several = NextStep.of("rl_check_status", run_ids=run_ids)
+        raise UserError("rl_check_status takes run_id or run_ids.", "", several)
     found = await asyncio.to_thread(lambda: [chosen_run(each) for each in run_ids])
     runs = [*{run.run_id: run for run in found}.values()]
     woke = await wait_for_all(runs, event, wait_s) if wait_s else None
@@ -118,103 +138,105 @@ async def rl_check_status(
 
 
 def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
-    look = look_at(run)
-    state = look.state
-    following = next_after(look)
-    if snapshot := rate_limited_answer(look):
-        return StatusResult(**snapshot, next=until_it_ends(run.run_id))
-    failed = look.progress.unevaluated
-    occasional = {  # in the answer only where there is something to say
-        "name": state.own_name,
-        "phase": state.phase,
-        "code": state.code,
-        "note": state.note,
-        "eval_failed": {"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} if failed else {},
-        "no_evaluation": clipped(look.progress.no_evaluation, WHY_LENGTH),
-        "no_batch": why_no_batch(look),
-        "restarts": read_restarts(run.path / "events.jsonl"),
-        "failed_rollouts": dict(look.progress.failed_rollouts),
-        "gain": _gain(look),
-        "weights": look.hardly_moved,
-        "woke": woke,
-    }
-    answer: dict[str, Any] = {
-        "run_id": run.run_id,
-        "status": state.status,
-        "environment": state.environment,
-        "running_time_minutes": look.minutes,
-        "processes": conditions(state),
-        **wandb_names(state, look.given),
+    snapshot = snapshot_of(run)
+    state, progress = snapshot.state, snapshot.progress
+    if limited := rate_limited_answer(snapshot):
+        return StatusResult(**limited, next=until_it_ends(run.run_id))
+    failed = progress.unevaluated
+    answer = StatusResult(
+        run_id=run.run_id,
+        status=state.status,
+        environment=state.environment,
+        running_time_minutes=snapshot.minutes,
+        processes=conditions(state),
+        **wandb_names(state, snapshot.given),
         **sink_facts(run),
         # rl_start_training has named the logs; they are worth another word where something is wrong.
-        "logs": {role: str(run.log(role)) for role in SEED_ROLES} if look.health in ("failing", "failed") else {},
-        "metrics": look.metrics,
-        "state": look.state_word,
-        "step": look.step,
-        "total_steps": state.total_steps,
-        "alerts": alert_rows(look),
-        "health": look.health,
-        "suggested_wait_s": look.suggested_wait_s,
-        **({} if state.terminal else {"eta_minutes": look.eta_minutes, "trend": look.trend}),
-        **{name: value for name, value in occasional.items() if value},
-        **failure_facts(look),
-        "next": following,
-    }
+        logs={role: str(run.log(role)) for role in SEED_ROLES} if snapshot.health in ("failing", "failed") else {},
+        metrics=snapshot.metrics,
+        state=snapshot.state_word,
+        step=snapshot.step,
+        total_steps=state.total_steps,
+        alerts=alert_rows(snapshot),
+        health=snapshot.health,
+        suggested_wait_s=snapshot.suggested_wait_s,
+        **({} if state.terminal else {"eta_minutes": snapshot.eta_minutes, "trend": snapshot.trend}),
+        **nonempty(
+            name=state.own_name,
+            phase=state.phase,
+            code=state.code if state.status != "failed" else None,
+            note=state.note,
+            eval_failed={"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} if failed else {},
+            no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
+            no_batch=why_no_batch(snapshot),
+            restarts=read_restarts(run.path / "events.jsonl"),
+            failed_rollouts=dict(progress.failed_rollouts),
+            gain=_gain(snapshot),
+            weights=snapshot.hardly_moved,
+            woke=woke,
+        ),
+        **failure_facts(snapshot),
+        next=next_after(snapshot),
+    )
     if state.status == "failed":
-        answer["log_tail"] = log_tail(look, answer)
-    return StatusResult(**answer)
+        answer.log_tail = log_tail(snapshot, len(answer.model_dump_json(exclude_unset=True)))
+    return answer
 
 
-def _gain(look: Look) -> dict[str, Any]:
+def _gain(snapshot: RunSnapshot) -> Gain | None:
     """Of a run that has ended, what every reader asks next: has it learnt?"""
-    if not look.state.terminal:
-        return {}
-    outcome = outcome_of(look.run, look.state)
+    if not snapshot.state.terminal:
+        return None
+    outcome = outcome_of(snapshot.run, snapshot.state)
     gain = outcome.gains.get(CORRECT)
     if gain is None or outcome.baseline is None:
-        return {}
+        return None
     before, after = (rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1]))
-    return {"of": CORRECT, "before": before, "after": after, **{name: gain.facts[name] for name in ("ci95", "certain")}}
+    return Gain(of=CORRECT, before=before, after=after, ci95=gain.facts["ci95"], certain=gain.facts["certain"])
 
 
 def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to compare."""
-    looks = [look_at(run) for run in runs]
-    rows = [_row(look) for look in looks]
+    snapshots = [snapshot_of(run) for run in runs]
+    rows = [_row(snapshot) for snapshot in snapshots]
     ids = [run.run_id for run in runs]
     ailing = (
-        look
-        for look in looks
-        if look.state.status == "failed" or (look.pressing is not None and not look.state.terminal)
+        one
+        for one in snapshots
+        if one.state.status == "failed" or (one.pressing is not None and not one.state.terminal)
     )
-    if look := next(ailing, None):
-        following = next_after(look)
-    elif not all(look.state.terminal for look in looks):
-        following = worded("rl_check_status", run_ids=ids, wait_s=int(environ.longest_wait_s()), until="terminal")
+    if first := next(ailing, None):
+        following = next_after(first)
+    elif not all(one.state.terminal for one in snapshots):
+        wait_s = int(environ.longest_wait_s())
+        following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
-        following = worded("rl_compare_runs", ids) if len(ids) > 1 else next_after(looks[0])
-    answer: dict[str, Any] = {"runs": rows, "woke": woke, "next": following}
-    return StatusResult(**{name: value for name, value in answer.items() if value is not None})
+        following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else next_after(snapshots[0])
+    return StatusResult(runs=rows, **nonempty(woke=woke), next=following)
 
 
-def _row(look: Look) -> dict[str, Any]:
-    """One of several runs; where the operator's policy limits looks, the last one."""
-    state = look.state
-    row = rate_limited_answer(look) or {
-        "run_id": look.run.run_id,
-        "name": state.own_name,
-        "environment": state.environment,
-        "status": state.status,
-        "health": None if state.terminal else look.health,
-        "step": look.step,
-        "total_steps": state.total_steps,
-        "eta_minutes": look.eta_minutes,
-        "metrics": {name: value for name, value in look.metrics.items() if value is not None and name != "step"},
-        "gain": _gain(look),
-        "alerts": [alert.rule for alert in look.alerts],
-        "error": clipped(state.error, WHY_LENGTH) if state.error else None,
-    }
-    return {name: value for name, value in row.items() if value not in (None, {}, [])}
+def _row(snapshot: RunSnapshot) -> dict[str, Any]:
+    """One of several runs; where the operator's policy limits looks, as it was at the last one."""
+    state = snapshot.state
+    return nonempty(
+        **(
+            rate_limited_answer(snapshot)
+            or {
+                "run_id": snapshot.run.run_id,
+                "name": state.own_name,
+                "environment": state.environment,
+                "status": state.status,
+                "health": None if state.terminal else snapshot.health,
+                "step": snapshot.step,
+                "total_steps": state.total_steps,
+                "eta_minutes": snapshot.eta_minutes,
+                "metrics": {name: it for name, it in snapshot.metrics.items() if it is not None and name != "step"},
+                "gain": _gain(snapshot),
+                "alerts": [alert.rule for alert in snapshot.alerts],
+                "error": clipped(state.error, WHY_LENGTH) if state.error else None,
+            }
+        )
+    )
 
 
 class LastLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +254,7 @@ def looks_home() -> Path:
     return environ.home() / "looks"
 
 
-def rate_limited_answer(look: Look) -> dict[str, Any] | None:
+def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
     """The answer to a look that comes too early; None where it may be answered in full, and is remembered."""
     try:
         interval_s = load_policy().min_status_interval_s
@@ -240,43 +262,40 @@ def rate_limited_answer(look: Look) -> dict[str, Any] | None:
         return None  # a policy that cannot be read stops whoever starts a run, not whoever watches one
     if interval_s <= 0:
         return None
-    file = looks_home() / f"{look.run.run_id}.json"
+    file = looks_home() / f"{snapshot.run.run_id}.json"
     with contextlib.ExitStack() as held:
         # Of callers at the same time one is answered in full. Where no lock is to be had, all are.
         with contextlib.suppress(OSError, NotReady):
             looks_home().mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(looks_home() / ".lock", 2.0, "Another look is being remembered."))
-        last, now = _last_look(file), max(look.at, time.time())  # it may have waited for the lock
-        if last and look.health == "healthy" and (last.status, last.phase) == (look.state.status, look.state.phase):
+        now, last, state = max(snapshot.at, time.time()), None, snapshot.state  # it may have waited for the lock
+        with contextlib.suppress(OSError, *NOT_JSON):
+            last = msgspec.json.decode(read_regular(file), type=LastLook)
+        if (
+            last
+            and snapshot.health == "healthy"
+            and (last.status, last.phase) == (snapshot.state.status, snapshot.state.phase)
+        ):
             left_s = last.at + interval_s - now
             if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
                 return {
                     "rate_limited": True,
-                    "run_id": look.run.run_id,
+                    "run_id": snapshot.run.run_id,
                     "message": f"Rate limited. Next check available in {max(1, math.ceil(left_s / 60))} minutes.",
                     "next_check_in_seconds": round(left_s, 1),
                     "status": last.status,
                     "step": last.step,
                     "metrics": last.metrics,
                 }
-        _remember(file, look, now)
+        with contextlib.suppress(OSError):  # a home that cannot be written is no reason not to look
+            if state.terminal:
+                file.unlink(missing_ok=True)
+            else:
+                seen = LastLook(
+                    at=now, status=state.status, phase=state.phase, step=snapshot.step, metrics=snapshot.metrics
+                )
+                replace_file(file, msgspec.json.encode(seen))
     return None
-
-
-def _last_look(file: Path) -> LastLook | None:
-    try:
-        return msgspec.json.decode(read_regular(file), type=LastLook)
-    except (OSError, *NOT_JSON):
-        return None
-
-
-def _remember(file: Path, look: Look, now: float) -> None:
-    state = look.state
-    with contextlib.suppress(OSError):  # a home that cannot be written is no reason not to look
-        if state.terminal:
-            return file.unlink(missing_ok=True)
-        seen = LastLook(at=now, status=state.status, phase=state.phase, step=look.step, metrics=look.metrics)
-        replace_file(file, msgspec.json.encode(seen))
 
 
 ACTIVE = "active"
@@ -287,13 +306,33 @@ LIST_LENGTH, LONGEST_LIST, USUAL_RUNS = 2200, 7000, 20
 older ones have fewer, and the oldest are left out."""
 
 
-class Runs(Result):
-    """Runs, newest first. One is {run_id, environment, status, wandb_run_name} (seed keys) and {name, step,
-    total_steps, reward, started, minutes, resumed_from}: name and resumed_from where they say something new, step and
-    started always, the others as far as the answer stays short (active and newest runs first). Of an unreadable run,
-    whose run.json is damaged, the four are told, and the error."""
+class ListedRun(Facts):
+    """A run in a list; of an unreadable one, whose run.json is damaged, the first four and the error."""
 
-    runs: list[dict[str, Any]]
+    run_id: str
+    environment: str
+    status: str
+    wandb_run_name: str
+    step: int = 0
+    started: str = ""
+    name: str = ""  # where it was given one
+    total_steps: int = 0
+    reward: float | None = None
+    minutes: float = 0
+    resumed_from: str = ""
+    error: str = ""
+
+    @property
+    def length(self) -> int:
+        """Characters that it takes."""
+        return len(self.model_dump_json(exclude_unset=True)) + 1
+
+
+class Runs(Result):
+    """Runs, newest first. name and resumed_from where they say something new, step and started always, the others
+    as far as the answer stays short: active and newest runs first."""
+
+    runs: list[ListedRun]
     count: int  # of all that fit, also where fewer are listed
     left_out: dict[str, Any] = {}  # where the answer would be too long: runs, details_of so many, more
 
@@ -307,78 +346,69 @@ def rl_list_runs(
     """List runs, newest first, also those that others started."""
     if status is not None and status not in STATUSES:
         raise unknown(UserError, "status", status[:40], STATUSES)
-    fitting = [
+    found = [
         run
         for run in known_runs()
         if status is None or run.facts.status == status or (status == ACTIVE and not run.ended)
     ]
-    listed = fitting[:limit]
+    listed = found[:limit]
     rows = _listed_rows(listed, min(LONGEST_LIST, LIST_LENGTH * max(1, limit // USUAL_RUNS)))
-    brief = sum("step" in row and "minutes" not in row for row in rows)
-    cut = {"runs": len(listed) - len(rows), "details_of": brief, "more": "limit=8 tells each in full"}
-    active = [run for run in listed if not run.ended]
-    if active:
-        following = worded("rl_check_status", active[0].run_id)
-    elif listed:
-        is_completed = listed[0].facts.status == "completed"
-        following = worded("rl_get_results" if is_completed else "rl_check_status", listed[0].run_id)
-    else:
-        following = "rl_list_environments()"
-    left_out = {"left_out": cut} if brief or cut["runs"] else {}
-    return Runs(runs=rows, count=len(fitting), **left_out, next=following)
+    brief = sum({"step", "minutes"} & row.model_fields_set == {"step"} for row in rows)
+    left_out = {"runs": len(listed) - len(rows), "details_of": brief, "more": "limit=8 tells each in full"}
+    following = LIST_ENVIRONMENTS
+    if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
+        is_completed = first.ended and first.facts.status == "completed"
+        following = NextStep.of("rl_get_results" if is_completed else "rl_check_status", first.run_id)
+    cut = {"left_out": left_out} if brief or left_out["runs"] else {}
+    return Runs(runs=rows, count=len(found), **cut, next=following)
 
 
-def _listed_rows(runs: Sequence[Entry], room: int) -> list[dict[str, Any]]:
+def _listed_rows(runs: Sequence[Entry], room: int) -> list[ListedRun]:
     """In brief as many runs as there is room for, active ones first, then the newest; of these in full as many as the
     rest of the room allows. In the order of `runs`."""
     first = sorted(runs, key=lambda run: run.ended)  # stable: within each kind, newest first
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, ListedRun] = {}
     for run in first:
         row = _brief_row(run)
-        if rows and _length(row) > room:
+        if rows and row.length > room:
             break
-        room -= _length(row)
+        room -= row.length
         rows[run.run_id] = row
-    now = time.time()
     for run in first[: len(rows)]:
-        row = rows[run.run_id] if run.unreadable else _full_row(rows[run.run_id], run, now)
-        room -= _length(row) - _length(rows[run.run_id])
+        row = rows[run.run_id] if run.unreadable else _full_row(rows[run.run_id], run)
+        room -= row.length - rows[run.run_id].length
         if room < 0:
             break
         rows[run.run_id] = row
     return [rows[run.run_id] for run in runs if run.run_id in rows]
 
 
-def _brief_row(run: Entry) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "run_id": run.run_id,
-        "environment": run.facts.environment,
-        "status": run.facts.status,
-        "wandb_run_name": run.default_name,
-    }
-    if run.unreadable:
-        return {**row, "error": clipped(run.error, WHY_LENGTH)}
-    started = datetime.fromtimestamp(run.facts.created_at, UTC).strftime("%Y-%m-%dT%H:%MZ")
-    return {**row, "step": run.facts.step, "started": started}
+def _brief_row(run: Entry) -> ListedRun:
+    facts = run.facts
+    more: dict[str, Any] = {"error": clipped(run.error, WHY_LENGTH)}
+    if not run.unreadable:
+        more = {"step": facts.step, "started": f"{datetime.fromtimestamp(facts.created_at, UTC):%Y-%m-%dT%H:%MZ}"}
+    return ListedRun(
+        run_id=run.run_id,
+        environment=facts.environment,
+        status=facts.status,
+        wandb_run_name=run.default_name,
+        **more,
+    )
 
 
-def _full_row(brief: dict[str, Any], run: Entry, now: float) -> dict[str, Any]:
+def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
     """Whatever is wrong with one run's files is in its row, and the other runs are listed."""
     facts = run.facts
     try:
         with boundary(RunUnreadable, f"Reading run {run.run_id}"):
             reward = last_reward(RunDirectory(run.path))
-            return {
-                **brief,
-                **({"name": run.own_name} if run.own_name else {}),
+            more = {
                 "total_steps": facts.total_steps,
                 "reward": None if reward is None else significant(reward),
-                "minutes": round(max(0.0, (facts.ended_at or now) - facts.created_at) / 60, 1),
-                **({"resumed_from": facts.resumed_from} if facts.resumed_from else {}),
+                "minutes": round(max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1),
+                **nonempty(name=run.own_name, resumed_from=facts.resumed_from),
             }
     except RunUnreadable as error:
-        return {**brief, "error": clipped(error.what, WHY_LENGTH)}
-
-
-def _length(row: dict[str, Any]) -> int:
-    return len(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + 1
+        more = {"error": clipped(error.what, WHY_LENGTH)}
+    return brief.model_copy(update=more)

@@ -12,14 +12,13 @@ from halteres.agent.configuration import (
 from halteres.agent.evaluation import rl_evaluate
 from halteres.agent.health import rl_health_check
 from halteres.agent.logs import rl_get_logs
-from halteres.agent.results import rl_get_results
+from halteres.agent.results import rl_get_results, rl_get_rollouts
 from halteres.agent.reward_models import (
     rl_evaluate_reward_model,
     rl_list_reward_models,
     rl_rank_completions,
     rl_train_reward_model,
 )
-from halteres.agent.rollouts import rl_get_rollouts
 from halteres.agent.start_training import rl_start_training
 from halteres.agent.status import rl_check_status, rl_list_runs
 from halteres.agent.trial.testing import rl_score, rl_test_inference

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, PrivateAttr, create_model
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
 from halteres.agent.truncation import LONGEST
 from halteres.config import environ
 from halteres.errors import NotReady, UserError
-from halteres.next_step import NextStep
+from halteres.next_step import Advice, NextStep, as_call, written
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
 
 P = ParamSpec("P")
@@ -56,17 +56,32 @@ class Hints:
 READS = Hints(read_only=True, idempotent=True)
 
 
-class Result(BaseModel):
-    """A tool's answer. Only fields that were given are sent; there may be more than the declared ones.
+Sentence = Annotated[
+    Advice,
+    GetPydanticSchema(
+        lambda *_: core_schema.any_schema(
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda advice, info: written(advice, info.context or as_call), info_arg=True
+            )
+        ),
+        lambda *_: {"type": "string"},
+    ),
+]
+"""A text of an answer whose calls are values: each transport writes them in its own way (`Caller.write`)."""
 
-    `next` is one line: the call, or the calls, that make sense now.
-    """
+
+class Facts(BaseModel):
+    """A part of an answer. Only fields that were given are sent; there may be more than the declared ones."""
 
     model_config = ConfigDict(extra="allow")
 
+
+class Result(Facts):
+    """A tool's answer. `next` is one line: the call, or the calls, that make sense now."""
+
     longest: ClassVar[int] = LONGEST  # characters; what is beyond is cut
 
-    next: str
+    next: Sentence
     _images: tuple[Path, ...] = PrivateAttr(default=())
 
     def showing(self, *images: Path) -> Any:
@@ -142,6 +157,7 @@ class Caller:
 
     draft: str = "default"  # handle of the draft it works on, unless the call names one
     open_threads: OpenThreads | None = None  # of a caller without the token
+    write: Callable[[NextStep], str] = as_call  # how its answers name a call
 
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""

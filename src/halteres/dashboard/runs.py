@@ -10,14 +10,17 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from halteres.agent.drafts import HEADLINE
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import next_after
-from halteres.agent.run_snapshot import failure_facts, in_force, look_at, why_no_batch
-from halteres.agent.truncation import shortened
+from halteres.agent.run_snapshot import failure_facts, in_force, snapshot_of, why_no_batch
+from halteres.agent.truncation import shortened, size_of
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular
+from halteres.next_step import for_agents
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.reading.evaluations import before_and_after, evaluations
@@ -105,12 +108,16 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
 
 def view_of(run: RunDirectory) -> dict[str, Any]:
     """The run now, in the words of the tools' answers."""
-    look, events = look_at(run), run.events()
-    state = look.state
-    current = [] if state.terminal else in_force(look.alerts, look.step)
-    failure = failure_facts(look)
+    snapshot, events = snapshot_of(run), run.events()
+    state = snapshot.state
+    current = [] if state.terminal else in_force(snapshot.alerts, snapshot.step)
+    failure: dict[str, Any] = to_jsonable_python(failure_facts(snapshot))
     if failure:  # whole, and with the end of its log
-        failure = {**failure, "error": state.error or failure["error"], "log_tail": log_tail(look, failure)}
+        failure = {
+            **failure,
+            "error": state.error or failure["error"],
+            "log_tail": log_tail(snapshot, size_of(failure)),
+        }
     marks = [event for event in events if event.get("type") == "alert" and isinstance(event.get("step"), int)]
     return {
         "run_id": run.run_id,
@@ -127,13 +134,13 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,
         "ended_at": state.ended_at,
-        "step": look.step,
+        "step": snapshot.step,
         "total_steps": state.total_steps,
-        "minutes": look.minutes,
-        "eta_minutes": look.eta_minutes,
-        "step_s": look.progress.step_s,
-        "health": look.health,
-        "metrics": look.metrics,
+        "minutes": snapshot.minutes,
+        "eta_minutes": snapshot.eta_minutes,
+        "step_s": snapshot.progress.step_s,
+        "health": snapshot.health,
+        "metrics": snapshot.metrics,
         "processes": conditions(state),
         "alerts": [
             {
@@ -144,17 +151,17 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
                 "remedy": str(alert.remedy),
                 "current": alert in current,
             }
-            for alert in look.alerts
+            for alert in snapshot.alerts
         ],
         "failure": failure or None,
-        "no_batch": why_no_batch(look),
+        "no_batch": why_no_batch(snapshot),
         # Every time that a rule raised an alert, for marks over the curves.
         "marks": [{"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]} for event in marks[-MOST_MARKS:]],
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
-        "next": next_after(look),
-        "now": look.at,
+        "next": for_agents(next_after(snapshot)),
+        "now": snapshot.at,
     }
 
 

@@ -32,6 +32,7 @@ from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import body_within
 from halteres.models import known_folder, model_folder
+from halteres.next_step import NextStep
 from halteres.runs.starting.run_models import models_home
 
 SESSION = "X-Halteres-Session"
@@ -115,7 +116,7 @@ class Calls:
         if not work.cancelled():
             return work.result()
         why = "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on."
-        error = NotReady(f"{name} was not answered.", why, "rl_list_runs()")
+        error = NotReady(f"{name} was not answered.", why, NextStep("rl_list_runs"))
         return Reply(body=as_answer(error), failed=True, status=error.status)
 
     def end(self) -> None:

@@ -36,7 +36,7 @@ from halteres.config import environ
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment, split_name
 from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
@@ -144,8 +144,8 @@ def find_test(test_id: str) -> TestFolder:
         return folder
     guess = nearest(test_id, [folder.test_id for folder in all_folders()])
     hint = f"Did you mean {guess}?" if guess else "Tests are named by rl_test_inference's answer."
-    again = f'rl_test_inference(test_id="{guess}")' if guess else "rl_test_inference()"
-    raise NotFound(f"There is no test '{test_id}'.", hint, again, did_you_mean=guess)
+    call = NextStep.of("rl_test_inference", test_id=guess)
+    raise NotFound(f"There is no test '{test_id}'.", hint, call, did_you_mean=guess)
 
 
 def new_folder(kind: Kind = "t") -> TestFolder:
@@ -254,7 +254,7 @@ def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | N
     if phase == "done":
         return None
     if phase == "running":
-        return {"status": phase, "next": worded(tool, evaluation_id=folder.test_id, wait_s=45)}
+        return {"status": phase, "next": NextStep.of(tool, evaluation_id=folder.test_id, wait_s=45)}
     gone = f"The {worker} is gone (killed, or the machine was restarted)."
     error, code = result.get("error", gone), result.get("code", "process_exited")
     return {"status": "failed", "error": error, "code": code, "next": f"read {folder.path / 'tester.log'}, mend it"}

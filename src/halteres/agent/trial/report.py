@@ -22,6 +22,7 @@ from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
 from halteres.agent.truncation import nonempty, shortened
+from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
@@ -245,9 +246,12 @@ LONGEST_WHY = 300  # characters of what an environment's code said
 PARTIAL = 0.5
 """Where an environment does not say what counts as success, a best score below it is hardly a right answer's."""
 
-TRAIN = "rl_start_training(dry_run=true)"
-AGAIN = "rl_test_inference()"
-SETTINGS = 'rl_get_current_config(detail="full")'
+Steps = str | NextStep | tuple[str | NextStep, ...]
+"""What to do next, as result.json holds it."""
+
+TRAIN = NextStep.of("rl_start_training", dry_run=True)
+AGAIN = NextStep("rl_test_inference")
+SETTINGS = NextStep.of("rl_get_current_config", detail="full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,7 @@ class Verdict:
 
     trainable: bool | None  # None: it cannot be said
     why: str
-    next: str  # the call that makes sense now
+    next: Steps
 
 
 def judge(outcome: Outcome) -> Verdict:
@@ -268,25 +272,26 @@ def judge(outcome: Outcome) -> Verdict:
         scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
         return Verdict(None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN)
     if {len(group.scores) for group in groups} == {1}:
-        return Verdict(None, "A group of one answer has no variance: ask for more.", "rl_test_inference(group_size=16)")
+        larger = NextStep.of("rl_test_inference", group_size=16)
+        return Verdict(None, "A group of one answer has no variance: ask for more.", larger)
     number, correct = len(outcome.scores), outcome.num_correct(outcome.scores)
-    trainable, next_ = bool(outcome.varied), TRAIN
+    trainable, following = bool(outcome.varied), TRAIN
     if trainable:
         varied = sum(group.varies for group in groups)
         why = f"{varied} of {len(groups)} groups have {_kinds_of_answers(outcome)}"
     elif correct == number:
-        why, next_ = f"Too easy: all {number} answers are right", f"{SETTINGS}: make its tasks harder"
+        why, following = f"Too easy: all {number} answers are right", (SETTINGS, ": make its tasks harder")
     elif correct:
-        why, next_ = "Within every group all answers score the same", f"{SETTINGS}: is its scorer coarse?"
+        why, following = "Within every group all answers score the same", (SETTINGS, ": is its scorer coarse?")
     elif len(set(outcome.scores)) > 1:
-        why, next_ = f"Too hard: none of {number} answers is right", _ease(outcome)
+        why, following = f"Too hard: none of {number} answers is right", _ease(outcome)
     else:  # a scorer that knows no right answer looks the same as a task that is too hard
         blame = f"too hard, or the scorer in {file.name} is at fault: read the samples"
         why = f"All {number} scores are equal ({outcome.scores[0]:.4g}): {blame}"
-        next_ = f"read {file} and {outcome.output_file}, mend or ease it, then {AGAIN}"
+        following = (f"read {file} and {outcome.output_file}, mend or ease it, then ", AGAIN)
         if outcome.truncated > MUCH_TRUNCATED:  # an answer that is cut off has nothing to be scored
-            next_ = _ease(outcome)
-    return Verdict(trainable, "; ".join([why, *_caveats(outcome)]) + ".", next_)
+            following = _ease(outcome)
+    return Verdict(trainable, "; ".join([why, *_caveats(outcome)]) + ".", following)
 
 
 def _judge_nothing(outcome: Outcome) -> Verdict:
@@ -297,9 +302,10 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
     cause = shortened(failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
     if ended.fault == "environment":
-        mend = f"mend {outcome.request.program.path}, then {AGAIN}"
-        return Verdict(False, f"No answer was scored: {cause}", mend)
-    return Verdict(None, f"The model gave nothing to judge by: {cause}", 'rl_test_inference(backend="local")')
+        fix = f"mend {outcome.request.program.path}, then "
+        return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
+    local = NextStep.of("rl_test_inference", backend="local")
+    return Verdict(None, f"The model gave nothing to judge by: {cause}", local)
 
 
 def _kinds_of_answers(outcome: Outcome) -> str:
@@ -312,13 +318,13 @@ def _kinds_of_answers(outcome: Outcome) -> str:
     return "both good and bad answers" if is_mixed else "answers of different scores"
 
 
-def _ease(outcome: Outcome) -> str:
+def _ease(outcome: Outcome) -> Steps:
     limit, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
     if outcome.truncated > MUCH_TRUNCATED and isinstance(own, int):
-        return f'rl_edit_config("max_new_tokens", {2 * (limit or own)}) then {AGAIN}'
+        return NextStep.of("rl_edit_config", "max_new_tokens", 2 * (limit or own)), " then ", AGAIN
     if outcome.truncated > MUCH_TRUNCATED and limit:
-        return f"rl_test_inference(max_tokens={2 * limit})"
-    return f"{SETTINGS}: make its tasks easier, or choose a stronger model"
+        return NextStep.of("rl_test_inference", max_tokens=2 * limit)
+    return SETTINGS, ": make its tasks easier, or choose a stronger model"
 
 
 def _caveats(outcome: Outcome) -> Iterator[str]:
@@ -446,9 +452,12 @@ _CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 def brief(body: Body) -> Body:
     """The answer, cut as far as it must be: words first, then scores, then steps, then samples, then paths."""
-    whole: Body = Redactor.of_this_process().json(body)  # half of a secret would not be known as one
+    following: Steps = msgspec.convert(body["next"], Steps)  # in JSON's types, where it comes from a file
+    # Half of a secret would not be known as one.
+    whole: Body = Redactor.of_this_process().json({**body, "next": for_agents(following)})
     cuts = (_cut(whole, length, left_out) for length, left_out in _CUTS)
-    return whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    short = whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    return {**short, "next": following}
 
 
 def _fits(body: Body) -> bool:

@@ -173,7 +173,7 @@ def _missing_key(keys: Iterable[str], *, others_need_none: bool) -> MissingKey |
     key = next((key for key in keys if not environ.is_set(key)), None)
     if key is None:
         return None
-    why, following = "Set it where these tools are started.", f"set {key}, then rl_test_inference()"
+    why, following = "Set it where these tools are started.", ""
     if others_need_none:
         why = "Set it where these tools are started, or test the local model, which needs none."
         reason = f"{key} must be set for other models; without a key"

@@ -22,7 +22,7 @@ from pydantic import Field
 from halteres.agent import drafts
 from halteres.agent.tool import READS, Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
-from halteres.agent.trial.report import brief, report
+from halteres.agent.trial.report import AGAIN, brief, report
 from halteres.agent.trial.request import Request, new_request
 from halteres.agent.truncation import nonempty, shortened
 from halteres.config import environ
@@ -31,7 +31,7 @@ from halteres.config.program import EnvironmentProgram
 from halteres.config.sandboxed_process import run_caught
 from halteres.errors import EnvironmentFailed, NotReady
 from halteres.models import TINY, builtin_path, model_folder
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.rewards.components import secret_variables
 from halteres.runs.starting.run_models import models_home
 
@@ -136,7 +136,7 @@ async def _request(
             return await asyncio.shield(asking)
     except TimeoutError as error:
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
-        raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
+        raise NotReady("The environment takes long to describe itself.", "", (AGAIN, " again")) from error
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
@@ -148,11 +148,11 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         return brief(result)
     answer = report(folder, folder.request(Request), "running")
     if folder.phase() == "running":
-        answer["next"] = worded("rl_test_inference", test_id=folder.test_id)
+        answer["next"] = NextStep.of("rl_test_inference", test_id=folder.test_id)
     elif folder.result() is not None:  # it ended while we looked
         return _answer(folder)
     else:
-        answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
+        answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": AGAIN}
     return brief(answer)
 
 
@@ -208,7 +208,7 @@ def rl_score(
             for text, row in zip(completions, found["scores"], strict=True)
         ],
         success_above=settings.run.success_threshold,
-        next="rl_test_inference()",
+        next=AGAIN,
     )
 
 
