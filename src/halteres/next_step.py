@@ -97,7 +97,7 @@ class Remedy:
         return replace(self, steps=tuple(dropwhile(lambda step: step.tool in tools, self.steps)))
 
     @property
-    def advice(self) -> Advice:
+    def parts(self) -> tuple[Advice, ...]:
         """In words and calls."""
         apart = "; " if self.steps and (self.words or self.later) else ""
         return (then(*self.steps), apart, self.words, " " if self.words and self.later else "", then(*self.later))
@@ -125,7 +125,8 @@ def written(advice: Advice, write: Callable[[NextStep], str]) -> str:
         return advice
     if isinstance(advice, NextStep):
         return f"{advice.reason}: {write(advice)}" if advice.reason else write(advice)
-    return "".join(written(part, write) for part in (advice.advice if isinstance(advice, Remedy) else advice))
+    parts: tuple[Advice, ...] = advice.parts if isinstance(advice, Remedy) else advice
+    return "".join(written(part, write) for part in parts)
 
 
 def for_agents(advice: Advice) -> str:

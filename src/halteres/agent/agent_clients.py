@@ -1,21 +1,39 @@
-"""Which agent clients there are: where each keeps its settings and skills, and how our server stands there.
+"""Agent clients: which there are, where each keeps its settings and skills; putting us into one, and taking us out.
 
-No time-out is set where the client's own is long enough, and nothing that would let tools run unasked.
+Every client is written to in the same way, by its settings file: the commands that some have for it (`claude mcp add`)
+could not be shown beforehand, nor say how long a call may take. No time-out is set where the client's own is long
+enough, and nothing that would let tools run unasked. A marker in each copy of a skill says which clients it is for and
+what we wrote: one that somebody else wrote or edited is neither overwritten nor removed, and that is said.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+import msgspec
+
+from halteres.agent.client_settings import (
+    ENVIRONMENTS,
+    HOME,
+    NAME,
+    Change,
+    ClientFormat,
+    Server,
+    SettingsFile,
+    backup_of,
+    content,
+)
+from halteres.agent.skills import Skill, skills
 from halteres.config import environ
 from halteres.errors import UserError
-
-Format = Literal["json", "toml", "yaml"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +46,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentClient:
+class AgentClient(ClientFormat):
     """One agent client."""
 
     name: str  # as --client has it
     title: str
-    format: Format = "json"
-    servers: str = "mcpServers"  # the table of its settings that lists MCP servers
-    once: Mapping[str, Any] = field(default_factory=dict)  # said when the entry is made; whoever changes it later, may
-    longest_wait_s: int | None = None  # a little less than the client gives a call, if that is known; said once, too
-    plugin: bool = False  # the tools come by the name in `plugins: enabled:`, not over MCP
     place: Callable[[Path | None], Place]  # of a project's folder, or of the user. Raises UserError
     then: str  # what a person does next
     then_in_project: str = ""  # the same for a project, where it is something else
@@ -148,3 +161,183 @@ GENERIC: Final = AgentClient(
 )
 _ALL = (CLAUDE, CODEX, CURSOR, GEMINI, HERMES, GENERIC)
 CLIENTS: Final[Mapping[str, AgentClient]] = {client.name: client for client in _ALL}
+
+
+MARKER: Final = ".halteres.json"
+
+Verb = Literal["write", "update", "remove", "leave", "keep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One line of the report: a settings file, a skill."""
+
+    what: str  # its path
+    changes: tuple[Change, ...]
+    beside: tuple[Change, ...] = ()  # made too, and nobody's to know
+    kept: str = ""  # why it stays though it was to change
+
+    @property
+    def verb(self) -> Verb:
+        """What becomes of it. `leave`: nothing, for it is as it is to be."""
+        real = [change for change in self.changes if not change.is_nothing]
+        if self.kept:
+            return "keep"
+        if not real:
+            return "leave"
+        if all(change.after is None for change in real):
+            return "remove"
+        return "write" if all(change.before is None for change in real) else "update"
+
+    @property
+    def backup(self) -> Path | None:
+        """Where what was there before us is kept, if this step changes it."""
+        keeping = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
+        return next((backup_of(change.file) for change in keeping), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps, in their order: nothing is written before everything is known to be possible."""
+
+    steps: tuple[Step, ...]
+
+    def carry_out(self) -> None:
+        """Make every change. What was made before one fails stays; the same command again does the rest.
+
+        Raises:
+            Conflict, NotWritable: of the first change that cannot be made.
+        """
+        for step in self.steps:
+            for change in (*step.changes, *step.beside):
+                change.make()
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Us in a client: of a project (its folder, absolute), or of the user.
+
+    Raises, in every method:
+        UserError: the client has no such place; its settings are broken, or cannot be edited without harm.
+    """
+
+    client: AgentClient
+    project: Path | None = None
+
+    def adding(self) -> Plan:
+        """Skills first: the settings are what switches us on."""
+        place = self.client.place(self.project)
+        steps = [copy.adding(self.client.name) for copy in _copies(place)]
+        if file := self._settings(place):
+            steps.append(Step(what=str(file.file), changes=(file.registration(this_server(self.project)),)))
+        return Plan(tuple(steps))
+
+    def removing(self) -> Plan:
+        """What is ours and nothing else; no step where nothing is."""
+        place = self.client.place(self.project)
+        file = self._settings(place)
+        changes = file.removal() if file else ()
+        steps = [Step(what=str(file.file), changes=changes)] if file and changes else []
+        copies = (copy.removing(self.client.name) for copy in _copies(place))
+        return Plan((*steps, *(step for step in copies if step)))
+
+    def shown(self) -> str:
+        """What is written into the client's settings, in their format."""
+        return SettingsFile(file=Path(), client=self.client, within=Path()).shown(this_server(self.project))
+
+    def _settings(self, place: Place) -> SettingsFile | None:
+        return SettingsFile(file=place.settings, client=self.client, within=place.within) if place.settings else None
+
+
+def this_server(project: Path | None) -> Server:
+    """The server of this installation. A project's agents find the environments in its folder `environments`."""
+    script = Path(sysconfig.get_path("scripts"), NAME)
+    is_there = script.is_file() and os.access(script, os.X_OK)
+    command, *args = (str(script),) if is_there else (sys.executable, "-m", NAME)
+    # Clients start their servers with few variables of the user's: what was set by hand must be handed on.
+    env = {HOME: str(environ.home())} if environ.is_set(HOME) else {}
+    *folders, _ = environ.environment_folders()  # the last one follows from the home
+    own = [project / "environments"] if project else []
+    if folders := list(dict.fromkeys(map(str, [*own, *folders]))):
+        env[ENVIRONMENTS] = os.pathsep.join(folders)
+    return Server(command=command, args=(*args, "mcp"), env=env)
+
+
+def _copies(place: Place) -> Iterator[SkillCopy]:
+    if place.skills:
+        for skill in skills():
+            yield SkillCopy(skill=skill, folder=place.skills / skill.name, within=place.within)
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What the marker of a copy holds."""
+
+    clients: tuple[str, ...]  # that read the copy: several read the same folder
+    files: dict[str, str]  # path within the folder -> SHA-256 of what we wrote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillCopy:
+    """A skill's place in a client's folder, whether it is there or not."""
+
+    skill: Skill
+    folder: Path
+    within: Path
+
+    def adding(self, client: str) -> Step:
+        """Put it there, or bring it up to date."""
+        marker = self._marker()
+        if marker is None and self.folder.exists():
+            return self._kept("there is another one of this name")
+        if marker is not None and self._is_edited(marker):
+            return self._kept("edited since it was installed")
+        found = (file for file in sorted(self.skill.folder.rglob("*")) if file.is_file())
+        new = {
+            str(file.relative_to(self.skill.folder)): file.read_bytes()
+            for file in found
+            if "__pycache__" not in file.parts
+        }
+        stale = dict.fromkeys(name for name in (marker.files if marker else {}) if name not in new)
+        changes = [self._change(name, held) for name, held in {**new, **stale}.items()]
+        clients = tuple(sorted({*(marker.clients if marker else ()), client}))
+        named = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
+        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(named),))
+
+    def removing(self, client: str) -> Step | None:
+        """Take it away, unless another client needs it; None where it is not one of ours."""
+        marker = self._marker()
+        if marker is None or client not in marker.clients:
+            return None
+        others = tuple(name for name in marker.clients if name != client)
+        if others:
+            left = self._marked(Marker(clients=others, files=marker.files))
+            return self._kept(f"it is for {', '.join(others)} too", left)
+        if self._is_edited(marker):
+            return self._kept("edited since it was installed", self._marked(None))
+        changes = tuple(self._change(name, None) for name in marker.files)
+        return Step(what=str(self.folder), changes=changes, beside=(self._marked(None),))
+
+    def _marker(self) -> Marker | None:
+        try:
+            return msgspec.json.decode(content(self.folder / MARKER) or b"", type=Marker)
+        except msgspec.DecodeError:
+            return None
+
+    def _is_edited(self, marker: Marker) -> bool:
+        files = ((content(self.folder / name), written) for name, written in marker.files.items())
+        return any(found is not None and _hash(found) != written for found, written in files)
+
+    def _change(self, name: str, after: bytes | None) -> Change:
+        file = self.folder / name
+        return Change(file=file, before=content(file), after=after, within=self.within)
+
+    def _marked(self, marker: Marker | None) -> Change:
+        held = msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n" if marker else None
+        return self._change(MARKER, held)
+
+    def _kept(self, why: str, *marker: Change) -> Step:
+        return Step(what=str(self.folder), changes=(), beside=marker, kept=why)
+
+
+def _hash(held: bytes) -> str:
+    return hashlib.sha256(held).hexdigest()

@@ -222,8 +222,8 @@ def _weights(snapshot: RunSnapshot, outcome: Outcome) -> WeightsRow:
         return WeightsRow(step=weights.step, reward_model=model, use=[use])
     if not weights.sampler:
         return WeightsRow()
-    facts = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None}
-    use = [f"halteres chat {run_id}"]
+    facts: dict[str, Any] = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None}
+    use: list[Sentence] = [f"halteres chat {run_id}"]
     if weights.peft_dir:
         facts |= {"peft_dir": str(weights.peft_dir), "base": state.tokenizer}
         use.append(vllm_command(state.tokenizer, weights.peft_dir, run_id))
@@ -381,7 +381,7 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
 
 def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:
     """A rollout in at most so many characters of JSON."""
-    facts = {
+    facts: dict[str, Any] = {
         "score": rounded(rollout.score),
         "tokens": rollout.tokens,
         "finish": rollout.finish,
