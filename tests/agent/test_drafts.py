@@ -191,7 +191,7 @@ def test_a_draft_that_cannot_be_read_counts_as_empty(home: Path) -> None:
 
 def test_a_disk_that_will_not_have_it_is_told(home: Path) -> None:
     (home / "drafts").write_text("no folder")
-    with pytest.raises(drafts.DraftNotKept, match="cannot be kept in"):
+    with pytest.raises(drafts.DraftNotStored, match="cannot be kept in"):
         select("arithmetic")
 
 

@@ -166,7 +166,7 @@ class SettingsFile:
         return Change(file=self.file, before=before, after=after, keeps=is_first, within=self.within)
 
     def removal(self) -> tuple[Change, ...]:
-        """The changes after which nothing of us is left: in the file, and of its backup once it says no more than it."""
+        """The changes after which nothing of us is left: in the file, and of its backup once both say the same."""
         before = content(self.file)
         document = self._parsed(before)
         if not _take_out(document, self.client):

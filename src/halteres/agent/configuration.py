@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from halteres.agent import drafts
+from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.next_steps import LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.agent.truncation import echoed, nonempty, shortened, significant
@@ -31,9 +32,7 @@ from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
-
-if TYPE_CHECKING:
-    from halteres.agent.known_models import KnownModel
+from halteres.runs.starting import resources
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 
@@ -283,7 +282,7 @@ def rl_get_current_config(
         shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
     tip = TIP if field or is_full else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
-    models, proposed = _models(resolved) if field and shown[0].key == MODEL else ([], "")
+    models, first = _models(resolved) if field and shown[0].key == MODEL else ([], "")
     policy = load_policy().name
     return Configuration(
         environment=resolved.settings.run.environment_name,
@@ -296,7 +295,7 @@ def rl_get_current_config(
             discarded_edits=dict(discarded),
             warnings=_capped_steps(resolved),
             models=models,
-            proposed=proposed,
+            proposed=first,
         ),
         next=NextStep.of("rl_test_inference", draft=draft if draft != caller.draft else None),
     )
@@ -304,8 +303,6 @@ def rl_get_current_config(
 
 def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
     """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
-    from halteres.agent.known_models import proposed
-
     models = _known_models(resolved.settings)
     rows = [
         {"name": one.name, "present": one.present, "need_gb": significant(one.need_gb), "fits": one.fits}
@@ -318,9 +315,6 @@ def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
 
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
-    from halteres.agent.known_models import known_models
-    from halteres.runs.starting import resources
-
     return known_models(resources.workload_of(settings), resources.look(settings.inference.device))
 
 
@@ -343,14 +337,19 @@ def rl_edit_config(
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
             after, now = before.edited(edits)
-            _check_policy(edits, now)
+            # What the policy holds is refused also where it is asked for the very value that it holds.
+            policy, keys = load_policy(), {name: Edit(name=name, value=given).key for name, given in edits.items()}
+            locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
+            if locked:
+                locks = ((name, policy_lock(key, policy.lock[key], policy)) for name, key in locked)
+                raise refusal([lock.refused(name, edits[name]) for name, lock in locks])
         try:
             was = before.resolve()
         except InvalidConfig:  # what can no longer hold (the policy changed since) counts as if it were not edited
             was = replace(before, changes={}).resolve()
         drafts.save_draft(after)
     values = drafts.by_key(now.settings)
-    new = {name: echoed(values.get(Edit(name=name, value=given).key, given)) for name, given in edits.items()}
+    new = {name: echoed(values.get(keys[name], given)) for name, given in edits.items()}
     listed = ", ".join(f"{name} = {holds}" for name, holds in new.items())
     return Edited(
         message=shortened(f"Updated {listed}", LONGEST_MESSAGE),
@@ -377,15 +376,6 @@ def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
             NextStep.of("rl_edit_config", changes={"group_size": 16}),
         ),
     )
-
-
-def _check_policy(edits: Mapping[str, Any], now: Resolved) -> None:
-    """Raise LockedField for what the policy holds, also where it is asked for the very value that it holds."""
-    policy = load_policy()
-    keys = {name: Edit(name=name, value=value).key for name, value in edits.items()}
-    locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
-    if locked:
-        raise refusal([policy_lock(key, policy.lock[key], policy).refused(name, edits[name]) for name, key in locked])
 
 
 MODEL = "inference.model"

@@ -45,7 +45,15 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     folder = builtin_path(TINY)
     is_whole = folder is not None and (folder / "model.safetensors").is_file()
     yield Check(name="built-in model", ok=is_whole, found=str(folder), remedy="Reinstall: its files are missing.")
-    yield _home()
+    home = environ.home()
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    yield Check(
+        name="HALTERES_HOME",
+        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
+        found=f"{home}, {free / 1e9:.0f} GB free",
+        remedy="Make room, or export HALTERES_HOME=a writable folder.",
+    )
     check, policy = attempt("policy", load_policy)
     if policy is None:
         why = check.failure.sentence if check.failure else ""
@@ -57,7 +65,14 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
         yield Check(name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next))
     for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True):
         busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
-        yield Check(name=f"port {port}", found="free" if _is_free(port) else busy)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                yield Check(name=f"port {port}", found=busy)
+            else:
+                yield Check(name=f"port {port}", found="free")
     yield Check(name="machine", found=_described(found))
     model = proposed(known_models(there=found))
     yield Check(
@@ -66,29 +81,6 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
         found=f"{model.name} needs {model.need_gb} GB, {model.free_gb} GB are free",
         remedy="End what else uses the memory.",
     )
-
-
-def _home() -> Check:
-    home = environ.home()
-    existing = next(folder for folder in (home, *home.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    return Check(
-        name="HALTERES_HOME",
-        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
-        found=f"{home}, {free / 1e9:.0f} GB free",
-        remedy="Make room, or export HALTERES_HOME=a writable folder.",
-    )
-
-
-def _is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _described(found: resources.Machine) -> str:

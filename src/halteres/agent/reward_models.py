@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,16 +21,16 @@ from pydantic import Field
 
 from halteres import process
 from halteres.agent.headline import rounded
-from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
+from halteres.agent.tool import READS, Caller, Facts, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
-from halteres.agent.trial.folder import TestFolder, until_ended
+from halteres.agent.trial.folder import TestFolder
 from halteres.agent.truncation import nonempty
 from halteres.config import environ
-from halteres.errors import HalteresError, NotFound, ServerError, UserError
+from halteres.errors import HalteresError, ServerError, UserError
 from halteres.models import TINY, stored_models
 from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
-from halteres.rewards.training_plan import Forecast, read_plan
+from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
 from halteres.runs.starting.start import run_of_key
@@ -51,10 +50,21 @@ Model = Annotated[str, Field(description="a reward model: its folder, a run that
 EvaluationId = Annotated[str | None, Field(max_length=100, description="go on waiting for this one")]
 
 
+class RewardModelRow(Facts):
+    """A reward model, and what is known of it."""
+
+    model: str  # folder
+    run_id: str | None = None
+    base: str | None = None
+    figures: dict[str, float] = {}
+    num_rows: int | None = None  # that it was trained on
+    calibrated: bool = False
+
+
 class RewardModels(Result):
     """Reward models on this machine, the newest first."""
 
-    reward_models: list[dict[str, Any]]  # model, and what is known: run_id, base, rows, figures, calibrated
+    reward_models: list[RewardModelRow]
     count: int
 
 
@@ -62,7 +72,7 @@ class RewardModels(Result):
 def rl_list_reward_models(caller: Caller) -> RewardModels:
     """List the reward models on this machine: trained by runs, or put into the store."""
     found = [_row(folder, run_id) for folder, run_id in _folders()]
-    path = found[0]["model"] if found else None
+    path = found[0].model if found else None
     following = NextStep.of("rl_train_reward_model", dry_run=True)
     if path:
         following = NextStep.of("rl_edit_config", "reward_model_path", path)
@@ -82,17 +92,13 @@ def _folders() -> list[tuple[ModelFolder, str | None]]:
     return found
 
 
-def _row(folder: ModelFolder, run_id: str | None) -> dict[str, Any]:
+def _row(folder: ModelFolder, run_id: str | None) -> RewardModelRow:
     facts = folder.facts
     metrics = facts.get("metrics") or {}
-    return nonempty(
-        model=str(folder.path),
-        run_id=run_id,
-        base=folder.base,
-        figures={name: rounded(metrics[name]) for name in _METRICS if name in metrics},
-        num_rows=(facts.get("data") or {}).get("rows"),
-        calibrated=bool(facts.get("calibration")),
-    )
+    figures = {name: rounded(metrics[name]) for name in _METRICS if name in metrics}
+    rows, is_calibrated = (facts.get("data") or {}).get("rows"), bool(facts.get("calibration"))
+    known = nonempty(run_id=run_id, base=folder.base, figures=figures, num_rows=rows)
+    return RewardModelRow(model=str(folder.path), **known, calibrated=is_calibrated)
 
 
 class RewardTraining(Result):
@@ -153,7 +159,11 @@ def rl_train_reward_model(
         fields = {key: value for key, value in given.items() if value is not None}
         plan = read_plan(None, {**(settings or {}), **fields})
         start = plan_reward_training(plan, name=name, idempotency_key=idempotency_key)
-    forecast, warnings = _forecast(start.forecast), [*start.forecast.warnings][:MOST_WARNINGS]
+    fields: Mapping[str, Any] = asdict(start.forecast)
+    forecast = {name: fields[name] for name in _FORECAST if fields[name] is not None}
+    if start.forecast.rows_too_long:
+        forecast |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
+    warnings = [*start.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
         return _training(start_reward_training(start), forecast=forecast, warnings=warnings)
     return RewardTraining(
@@ -164,14 +174,6 @@ def rl_train_reward_model(
         warnings=warnings,
         next="the same call without dry_run",
     )
-
-
-def _forecast(forecast: Forecast) -> dict[str, Any]:
-    fields: Mapping[str, Any] = asdict(forecast)
-    facts = {name: fields[name] for name in _FORECAST if fields[name] is not None}
-    if forecast.rows_too_long:
-        facts |= {"rows_too_long": forecast.rows_too_long, "tokens_lost": forecast.tokens_lost}
-    return facts
 
 
 def _training(run: RunDirectory, **more: Any) -> RewardTraining:
@@ -289,20 +291,13 @@ async def _scored(
     name: str, evaluation_id: str | None, wait_s: float, make_request: Callable[[], RewardRequest]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The answer so far of a process that scores, started now or before, and its result once it is done."""
-    ends_at = time.monotonic() + wait_s
 
-    def folder_for() -> TestFolder:
-        if evaluation_id is None:
-            request = make_request()
-            keys = (environ.REWARD_KEY,) if "://" in request.model else ()
-            return folders.begin("r", MODULE, request, *keys)
-        if (found := folders.folder_of("r", evaluation_id)) is not None:
-            return found
-        what = f"There is no evaluation '{evaluation_id}'."
-        raise NotFound(what, "Answers name them.", LIST)
+    def start() -> TestFolder:
+        request = make_request()
+        keys = (environ.REWARD_KEY,) if "://" in request.model else ()
+        return folders.begin("r", MODULE, request, *keys)
 
-    folder = await asyncio.to_thread(folder_for)
-    await until_ended(folder, ends_at)
+    folder = await folders.awaited("r", evaluation_id, wait_s, start, LIST)
 
     def answer() -> tuple[dict[str, Any], dict[str, Any] | None]:
         body = {"evaluation_id": folder.test_id, "model": folder.request(RewardRequest).model}

@@ -103,8 +103,8 @@ def _from_draft(caller: Caller, draft: str | None, environment: str | None, chan
     else:
         selected = drafts.load_draft(caller, draft).selected
         try:
-            kept, discarded = drafts.current(caller, draft)
-            resolved = kept.resolve()
+            chosen, discarded = drafts.current(caller, draft)
+            resolved = chosen.resolve()
         except EnvironmentNotFound as error:
             what = f"Environment file not found for '{selected}'."
             raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error

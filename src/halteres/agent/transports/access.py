@@ -126,17 +126,14 @@ class Guard:
 
 def refuse_elsewhere(request: HTTPConnection) -> HalteresError | None:
     """The refusal of a request from another machine or from a page of another site."""
-    if request.client and not _is_loopback(request.client.host):
+    peer = request.client.host if request.client else ""  # nobody's: it came through a Unix socket
+    try:
+        is_here = not peer or ipaddress.ip_address(peer).is_loopback  # whatever Host says
+    except ValueError:
+        is_here = False
+    if not is_here:
         return Forbidden("This server answers its own machine only.", "", "Reach it through a tunnel (ssh -L).")
     return FOREIGN if is_foreign(request.headers) else None
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether a peer is this machine, whatever Host says; one without address came through a Unix socket."""
-    try:
-        return not address or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def refuse_without_token(request: HTTPConnection) -> HalteresError | None:
@@ -257,10 +254,10 @@ def cookie_name(headers: Headers) -> str:
 def is_admitted(headers: Headers) -> bool:
     """Whether the browser was let in before."""
     try:
-        kept = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers))
+        cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers))
     except CookieError:
         return False
-    return kept is not None and hmac.compare_digest(kept.value.encode(), page_key().encode())
+    return cookie is not None and hmac.compare_digest(cookie.value.encode(), page_key().encode())
 
 
 def check_ours(port: int) -> None:

@@ -36,7 +36,7 @@ from halteres.config import environ
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment, split_name
 from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
-from halteres.next_step import NextStep
+from halteres.next_step import Advice, NextStep
 from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
@@ -234,6 +234,23 @@ def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any
     return 0 if result["status"] == "done" else 1
 
 
+async def awaited(
+    kind: Kind, evaluation_id: str | None, wait_s: float, start_one: Callable[[], TestFolder], instead: Advice
+) -> TestFolder:
+    """The folder of the evaluation of this id, or of a new one, once nothing goes on there or the time is over.
+
+    Raises:
+        NotFound: there is none of this id; `instead`: what to call then.
+    """
+    ends_at = time.monotonic() + wait_s
+    if evaluation_id is None:
+        folder = await asyncio.to_thread(start_one)
+    elif (folder := folder_of(kind, evaluation_id)) is None:
+        raise NotFound(f"There is no evaluation '{evaluation_id}'.", "Answers name them.", instead)
+    await until_ended(folder, ends_at)
+    return folder
+
+
 async def until_ended(folder: TestFolder, ends_at: float) -> None:
     """Wait until nothing goes on in this folder, or until this time (monotonic s)."""
     while await asyncio.to_thread(folder.phase) == "running":
@@ -293,24 +310,21 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
         if (str(request.program.path), split_name(request.program.name)[1]) == (found.file_path, variant)
         and request.is_like_training
     ]
-    best_first = sorted(alike, key=lambda test: test[:2], reverse=True)
-    return next((outcome for *_, folder in best_first for outcome in _outcomes(folder, model)), None)
-
-
-def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
-    result = folder.result()
-    if result is None or _changed_since(Path(result["environment_file"]), folder.finished_at):
-        return
-    for one in result["models_tested"]:
-        if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
-            yield TestOutcome(
-                test_id=folder.test_id,
-                groups_with_variance=one["groups_with_variance"],
-                tokens_per_s=one.get("tokens_per_s"),
-                trainable=one["trainable"],
-                finished_at=folder.finished_at,
-                output_file=Path(one["output_file"]),
-            )
+    for *_, folder in sorted(alike, key=lambda test: test[:2], reverse=True):
+        result = folder.result()
+        if result is None or _changed_since(Path(result["environment_file"]), folder.finished_at):
+            continue
+        for one in result["models_tested"]:
+            if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
+                return TestOutcome(
+                    test_id=folder.test_id,
+                    groups_with_variance=one["groups_with_variance"],
+                    tokens_per_s=one.get("tokens_per_s"),
+                    trainable=one["trainable"],
+                    finished_at=folder.finished_at,
+                    output_file=Path(one["output_file"]),
+                )
+    return None
 
 
 def open_test(request: Request) -> TestFolder | None:

@@ -87,7 +87,7 @@ class Outcome:
 
     @property
     def completions(self) -> int:
-        """Answers of groups that were kept, or to free prompts."""
+        """Answers of whole groups, or to free prompts."""
         return len(self.responses) if self.request.prompts else len(self.scores)
 
     def num_correct(self, scores: Sequence[float]) -> int:
@@ -117,30 +117,25 @@ class Outcome:
 
     def facts(self) -> dict[str, Any]:
         """The seeds' figures of one model, then ours; what went wrong only where something did."""
-        one, scores = self.model, self.scores
-        steps: list[dict[str, Any]] = [
-            {
-                "step": number,
-                "completions": len(group.scores),
-                "correct": self.num_correct(group.scores),
-                "scores": _plain(group.scores),
-            }
-            for number, group in enumerate(self.groups, 1)
-        ]
-        with_correct = sum(step["correct"] > 0 for step in steps)
+        one, scores, num_steps = self.model, self.scores, len(self.groups)
+        correct = [self.num_correct(group.scores) for group in self.groups]
+        with_correct = sum(number > 0 for number in correct)
         facts: dict[str, Any] = {
             "model": one.model,
             "name": one.name,
             "scale": one.scale,
             "wandb_run": one.wandb_run,
             "output_file": str(self.output_file),
-            "steps": steps,
-            "steps_tested": len(steps),
+            "steps": [
+                {"step": at, "completions": len(group.scores), "correct": number, "scores": _plain(group.scores)}
+                for at, (group, number) in enumerate(zip(self.groups, correct, strict=True), 1)
+            ],
+            "steps_tested": num_steps,
             "total_completions": self.completions,
             "correct_completions": self.num_correct(scores),
             "accuracy": self.accuracy,
             "steps_with_correct": with_correct,
-            "step_success_rate": round(with_correct / len(steps), 3) if steps else 0,
+            "step_success_rate": round(with_correct / num_steps, 3) if num_steps else 0,
         }
         if self.completions:
             failed, knows_truncated = len(self.scorer_failures), self.ended and self.ended.traffic.completions
@@ -201,29 +196,26 @@ class _Line(msgspec.Struct):
 
 def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
     """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
-    lines = output.read_bytes().split(b"\n") if output.exists() else []
-    for number, text in enumerate(line for line in lines if line):
+    lines = [line for line in output.read_bytes().split(b"\n") if line] if output.exists() else []
+    for number, text in enumerate(lines):
         try:
             line = msgspec.json.decode(text, type=_Line)
         except msgspec.DecodeError:
             continue
-        yield _group(line, rollouts[number] if number < len(rollouts) else {})
-
-
-def _group(line: _Line, row: Row) -> Group:
-    scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
-    prompt, answers = row.get("prompt", ""), [_conversation(one) for one in row.get("completions", ())]
-    if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
-        scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
-    elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
-        prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
-    answers = answers if len(answers) == len(scores) else []
-    return Group(scores=scores, prompt=prompt, answers=tuple(answers), reference=reference)
-
-
-def _conversation(completion: Row) -> str:
-    turns = completion.get("turns") or [completion]
-    return "\n\n".join(text for turn in turns for text in (turn["text"], turn.get("observation")) if text)
+        row: Row = rollouts[number] if number < len(rollouts) else {}
+        scores, chats, prompt = tuple(line.scores), line.messages or [], row.get("prompt", "")
+        answers = [
+            "\n\n".join(
+                text for turn in one.get("turns") or [one] for text in (turn["text"], turn.get("observation")) if text
+            )
+            for one in row.get("completions", ())
+        ]
+        if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
+            scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
+        elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+            prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
+        shown = tuple(answers) if len(answers) == len(scores) else ()
+        yield Group(scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item")))
 
 
 def reference_of(item: Any) -> str:
@@ -358,16 +350,25 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     """The answer that the files of the test give now."""
     outcomes = [read_outcome(folder, request, model) for model in request.models]
     verdicts = [judge(outcome) for outcome in outcomes]
-    deciding, verdict = _deciding(request, list(zip(outcomes, verdicts, strict=True)))
+    several, each = len(outcomes) > 1, request.rollouts
+    # The model that would be trained decides; where it was not tested, the one whose rewards vary most.
+    trained = next((at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None)
+    varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
+    decides = varied.index(max(varied)) if trained is None else trained
+    deciding, verdict = outcomes[decides], verdicts[decides]
+    why = verdict.why if trained is not None and not several else f"{deciding.model.model}: {verdict.why}"
     try:
         odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+        why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     except OSError:  # not tried, or not yet
         odd = {}
-    why = "; ".join([verdict.why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
-    several, each = len(outcomes) > 1, request.rollouts
     counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
     num_steps, group_size = (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
     accuracies = {outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions}
+    answers: dict[str, Any] = {"samples": _samples(deciding)}
+    if request.prompts:
+        rows = [(outcome.model.model, row) for outcome in outcomes for row in outcome.responses]
+        answers = {"responses": [{**({"model": model} if several else {}), **row} for model, row in rows]}
     return {
         "status": status,
         "test_id": folder.test_id,
@@ -395,21 +396,12 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
             "output_directory": str(folder.path),
             **nonempty(odd_answers=odd),
             "trainable": verdict.trainable,
-            "why": why if odd else verdict.why,
+            "why": why,
         },
-        **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(deciding)}),
+        **answers,
         **nonempty(note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""),
         "next": verdict.next,
     }
-
-
-def _deciding(request: Request, pairs: list[tuple[Outcome, Verdict]]) -> tuple[Outcome, Verdict]:
-    """The model that would be trained decides; where it was not tested, the one whose rewards vary most."""
-    trained = [pair for pair in pairs if pair[0].model.model == LOCAL + request.base_model]
-    outcome, verdict = (trained or sorted(pairs, key=lambda pair: pair[0].varied or -1.0, reverse=True))[0]
-    if len(pairs) == 1 and trained:
-        return outcome, verdict
-    return outcome, dataclasses.replace(verdict, why=f"{outcome.model.model}: {verdict.why}")
 
 
 def _samples(outcome: Outcome) -> list[dict[str, Any]]:
@@ -419,18 +411,9 @@ def _samples(outcome: Outcome) -> list[dict[str, Any]]:
     for step, group in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]:
         ranked = [answer for _, answer in sorted(zip(group.scores, group.answers, strict=True), key=lambda it: it[0])]
         worst = next((answer for answer in ranked if answer != ranked[-1]), ranked[-1])
-        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst}
-        texts |= {"reference": group.reference} if group.reference else {}
+        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst, **nonempty(reference=group.reference)}
         samples.append({"step": step, **{name: shortened(text, LONGEST_SAMPLE) for name, text in texts.items()}})
     return samples
-
-
-def _responses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    return [
-        {**({"model": outcome.model.model} if len(outcomes) > 1 else {}), **row}
-        for outcome in outcomes
-        for row in outcome.responses
-    ]
 
 
 BUDGET = 900 * 4  # characters of compact JSON: spec/agent-tools.md 4.8
