@@ -335,7 +335,7 @@ def open_test(request: Request) -> TestFolder | None:
     newest_first = sorted(_requests(), key=lambda pair: pair[1].created_at, reverse=True)
     for folder, other in newest_first:
         is_changed = _changed_since(other.program.path, other.created_at)
-        if folder.collected.exists() or is_changed or not other.asks_the_same(request):
+        if folder.collected.exists() or is_changed or other.arguments != request.arguments:
             continue
         phase = folder.phase()
         if phase == "running" or (phase != "lost" and time.time() - folder.finished_at <= OPEN_S):

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,18 @@ import yaml
 from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.tool import READS, Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
+from halteres.agent.tool import (
+    READS,
+    Caller,
+    Draft,
+    Facts,
+    Hints,
+    LongArguments,
+    Result,
+    TokenNeeded,
+    WaitSeconds,
+    tool,
+)
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
 from halteres.agent.trial.report import AGAIN, brief, report
 from halteres.agent.trial.request import Request, new_request
@@ -104,39 +115,27 @@ async def rl_test_inference(
             temperature=temperature,
             backend=backend,
         )
-        request, discarded = await _request(caller, draft, make_request, max(wait_s, STARTED_WITHIN_S))
+
+        def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
+            chosen, discarded = drafts.current(caller, draft)
+            request = make_request(chosen)
+            spent = [name for name in keys_for(request) if environ.is_set(name)]
+            if spent and caller.open_threads is not None:
+                why = f"Others are asked with this server's {' and '.join(spent)}"
+                raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
+            return request, discarded
+
+        making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))
+        try:
+            async with asyncio.timeout(max(wait_s, STARTED_WITHIN_S)):
+                request, discarded = await asyncio.shield(making)
+        except TimeoutError as error:  # its thread goes on, and the environment is not asked twice
+            making.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
+            raise NotReady("The environment takes long to describe itself.", "", (AGAIN, " again")) from error
         folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
     await until_ended(folder, ends_at)
     answer = await asyncio.to_thread(_answer, folder)
-    if discarded:
-        answer["discarded_edits"] = dict(discarded)
-    return Tested(**answer)
-
-
-async def _request(
-    caller: Caller, draft: str | None, make_request: Callable[[drafts.Draft], Request], within_s: float
-) -> tuple[Request, Mapping[str, Any]]:
-    """What is asked, and edits that the draft can have no more. A caller without the token spends no key.
-
-    NotReady where the environment takes too long to describe itself; it is not asked twice.
-    """
-
-    def find_out() -> tuple[Request, Mapping[str, Any]]:
-        chosen, discarded = drafts.current(caller, draft)
-        request = make_request(chosen)
-        spent = [name for name in keys_for(request) if environ.is_set(name)]
-        if spent and caller.open_threads is not None:
-            why = f"Others are asked with this server's {' and '.join(spent)}"
-            raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
-        return request, discarded
-
-    asking = asyncio.create_task(caller.in_thread("rl_test_inference", find_out))
-    try:
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(asking)
-    except TimeoutError as error:
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
-        raise NotReady("The environment takes long to describe itself.", "", (AGAIN, " again")) from error
+    return Tested(**answer, **nonempty(discarded_edits=dict(discarded)))
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
@@ -164,13 +163,21 @@ ECHOED, LONGEST_ECHO, LONGEST_PROMPT = 8, 60, 240
 """Texts of a call that its answer repeats with their scores; characters of one, and of the prompt."""
 
 
+class ScoredText(Facts):
+    """One text's score."""
+
+    completion: str = ""
+    score: float | None  # null, with a note, where the scorer failed
+    note: str = ""
+
+
 class Scored(Result):
     """What an environment gives for texts."""
 
     environment: str
     prompt: str  # the task that the texts answer
     reference: str = ""  # its right answer, where the task has a field for it
-    scores: list[dict[str, Any]]  # in the order given: completion, score; null with a note where the scorer failed
+    scores: list[ScoredText]  # in the order given
     success_above: float  # a score above it counts as right
 
 
@@ -200,11 +207,11 @@ def rl_score(
         prompt=shortened(found["prompt"], LONGEST_PROMPT),
         **nonempty(reference=shortened(found["reference"], LONGEST_PROMPT)),
         scores=[
-            {
+            ScoredText(
                 **({"completion": shortened(text, LONGEST_ECHO)} if len(completions) <= ECHOED else {}),
-                "score": row["score"],
+                score=row["score"],
                 **({"note": shortened(row["note"], LONGEST_PROMPT)} if "note" in row else {}),
-            }
+            )
             for text, row in zip(completions, found["scores"], strict=True)
         ],
         success_above=settings.run.success_threshold,
