@@ -70,19 +70,21 @@ def _claude(project: Path | None) -> Place:
     """`~/.claude.json` is Claude Code's memory, too."""
     if project:
         return Place(settings=project / ".mcp.json", skills=project / ".claude" / "skills", within=project)
-    home, own = Path.home(), environ.claude_config_dir()
+    user_home, own = Path.home(), environ.claude_config_dir()
     return Place(
-        settings=(own or home) / ".claude.json", skills=(own or home / ".claude") / "skills", within=own or home
+        settings=(own or user_home) / ".claude.json",
+        skills=(own or user_home / ".claude") / "skills",
+        within=own or user_home,
     )
 
 
 def _codex(project: Path | None) -> Place:
     """`$CODEX_HOME/skills` is read still, and deprecated (codex-rs, core-skills/src/loader.rs)."""
-    home = Path.home()
+    user_home = Path.home()
     return Place(
         settings=(project / ".codex" if project else environ.codex_home()) / "config.toml",
-        skills=(project or home) / ".agents" / "skills",
-        within=project or home,
+        skills=(project or user_home) / ".agents" / "skills",
+        within=project or user_home,
     )
 
 
@@ -91,8 +93,8 @@ def _hermes(project: Path | None) -> Place:
         raise UserError(
             "Hermes has no settings of a project.", "It reads its config.yaml alone.", "Leave --project out."
         )
-    home = environ.hermes_home() or Path.home() / ".hermes"
-    return Place(settings=home / "config.yaml", skills=home / "skills", within=home.parent)
+    user_home = environ.hermes_home() or Path.home() / ".hermes"
+    return Place(settings=user_home / "config.yaml", skills=user_home / "skills", within=user_home.parent)
 
 
 def _hermes_plugin(project: Path | None) -> Place:
@@ -192,8 +194,8 @@ class Step:
     @property
     def backup(self) -> Path | None:
         """Where what was there before us is kept, if this step changes it."""
-        keeping = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
-        return next((backup_of(change.file) for change in keeping), None)
+        backups = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
+        return next((backup_of(change.file) for change in backups), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +290,9 @@ class SkillCopy:
         """Put it there, or bring it up to date."""
         marker = self._marker()
         if marker is None and self.folder.exists():
-            return self._kept("there is another one of this name")
+            return self._left_alone("there is another one of this name")
         if marker is not None and self._is_edited(marker):
-            return self._kept("edited since it was installed")
+            return self._left_alone("edited since it was installed")
         found = (file for file in sorted(self.skill.folder.rglob("*")) if file.is_file())
         new = {
             str(file.relative_to(self.skill.folder)): file.read_bytes()
@@ -300,8 +302,8 @@ class SkillCopy:
         stale = dict.fromkeys(name for name in (marker.files if marker else {}) if name not in new)
         changes = [self._change(name, held) for name, held in {**new, **stale}.items()]
         clients = tuple(sorted({*(marker.clients if marker else ()), client}))
-        named = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
-        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(named),))
+        marker_of_copy = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
+        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(marker_of_copy),))
 
     def removing(self, client: str) -> Step | None:
         """Take it away, unless another client needs it; None where it is not one of ours."""
@@ -311,9 +313,9 @@ class SkillCopy:
         others = tuple(name for name in marker.clients if name != client)
         if others:
             left = self._marked(Marker(clients=others, files=marker.files))
-            return self._kept(f"it is for {', '.join(others)} too", left)
+            return self._left_alone(f"it is for {', '.join(others)} too", left)
         if self._is_edited(marker):
-            return self._kept("edited since it was installed", self._marked(None))
+            return self._left_alone("edited since it was installed", self._marked(None))
         changes = tuple(self._change(name, None) for name in marker.files)
         return Step(what=str(self.folder), changes=changes, beside=(self._marked(None),))
 
@@ -335,7 +337,7 @@ class SkillCopy:
         held = msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n" if marker else None
         return self._change(MARKER, held)
 
-    def _kept(self, why: str, *marker: Change) -> Step:
+    def _left_alone(self, why: str, *marker: Change) -> Step:
         return Step(what=str(self.folder), changes=(), beside=marker, kept=why)
 
 

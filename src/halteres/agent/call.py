@@ -22,12 +22,12 @@ from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
-from halteres.agent.drafts import drafts_home, lock_of
+from halteres.agent.drafts import drafts_folder, lock_of
 from halteres.agent.next_steps import next_call
-from halteres.agent.status import looks_home
+from halteres.agent.status import looks_folder
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
-from halteres.agent.trial.folder import Kind, TestFolder, tests_home
+from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
 from halteres.agent.truncation import LONGEST, clipped, echoed, fitted
 from halteres.agent.untrusted import marked
 from halteres.config import environ
@@ -194,15 +194,15 @@ def clean_up() -> None:
 
 def _old_tests() -> None:
     for kind in get_args(Kind):
-        for folder in _oldest(tests_home().glob(f"{kind}-*"), beyond=TESTS):
+        for folder in _oldest(tests_folder().glob(f"{kind}-*"), beyond=TESTS):
             if not lock.held(TestFolder(folder).lock):
                 folder.rename(folder.with_name(REMOVING + folder.name))  # no reader sees half of it
-    for folder in tests_home().glob(f"{REMOVING}*"):
+    for folder in tests_folder().glob(f"{REMOVING}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _old_drafts() -> None:
-    for file in drafts_home().glob("mcp-*.json"):
+    for file in drafts_folder().glob("mcp-*.json"):
         if _age_s(file) > DRAFT_DAYS * DAY_S:
             with contextlib.suppress(Conflict), lock.taken(lock_of(file)):
                 file.unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def _old_drafts() -> None:
 
 
 def _ended_looks() -> None:
-    for file in looks_home().glob("*.json"):
+    for file in looks_folder().glob("*.json"):
         try:
             ended = read_state(runs_home() / file.stem / "run.json").terminal
         except NotFound:

@@ -100,7 +100,7 @@ def rl_compare_runs(
     """
     runs, missing = _found(run_ids)
     choice = _choice(runs, metrics)
-    deciding = [name for name in choice.names if tells_better(name, asked=metrics or ())]
+    deciding = [name for name in choice.names if tells_better(name, chosen=metrics or ())]
     best, why = next((found for name in deciding if (found := _best(runs, name))), (runs[0], None))
     environments = sorted({run.state.environment for run in runs})
     notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]

@@ -56,9 +56,9 @@ def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **a
     mended = dict(changes)
     for problem in error.details.get("problems") or ():
         name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)
-        meant, suggested = problem.get("did_you_mean"), problem.get("suggest")
-        if meant and name:
-            mended[meant] = mended.pop(name)
+        guess, suggested = problem.get("did_you_mean"), problem.get("suggest")
+        if guess and name:
+            mended[guess] = mended.pop(name)
         elif suggested:
             mended[name or problem["field"].removeprefix("env.")] = suggested[0]
         else:

@@ -81,9 +81,9 @@ class Draft:
     def resolve(self, changes: Mapping[str, Any] | None = None) -> Resolved:
         """The settings that a run would have now, under the policy in force, with the draft's changes or with these.
         Raises as `resolve_settings`."""
-        named = Settings(run=RunSettings(name=self.name or None))
+        own_name = Settings(run=RunSettings(name=self.name or None))
         changes = self.changes if changes is None else changes
-        return resolve_settings(self.selected, None, (), base=named, changes=changes)
+        return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
 
     def edited(self, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
         """The draft with these settings changed too, and what it comes to. InvalidConfig: none of them can be."""
@@ -148,7 +148,7 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
         yield _read(handle)
 
 
-def drafts_home() -> Path:
+def drafts_folder() -> Path:
     """The folder of all drafts: HALTERES_HOME/drafts."""
     return environ.home() / "drafts"
 
@@ -159,7 +159,7 @@ def lock_of(file: Path) -> Path:
 
 
 def _file(handle: str) -> Path:
-    return drafts_home() / f"{handle}.json"
+    return drafts_folder() / f"{handle}.json"
 
 
 def _handle(caller: Caller, draft: str | None) -> str:
@@ -179,7 +179,7 @@ def _storing(handle: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DraftNotStored(
-            f"The draft '{handle}' cannot be kept in {drafts_home()}.",
+            f"The draft '{handle}' cannot be kept in {drafts_folder()}.",
             f"{error.strerror or error}.",
             "Make room there, or set HALTERES_HOME to another folder.",
         ) from error

@@ -143,8 +143,8 @@ def _under_way_or_started(request: Request) -> TestFolder:
     Raises:
         Conflict: another one goes on: each may start a service with an engine, and one machine bears one of them.
     """
-    folders.tests_home().mkdir(0o700, parents=True, exist_ok=True)
-    with locked(folders.tests_home() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
+    folders.tests_folder().mkdir(0o700, parents=True, exist_ok=True)
+    with locked(folders.tests_folder() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
         under_way = [folder for folder in folders.all_folders("e") if folder.phase() == "running"]
         for folder in under_way:
             with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version

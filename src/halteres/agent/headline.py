@@ -92,11 +92,11 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name not in twice]
 
 
-def tells_better(name: str, asked: Sequence[str]) -> bool:
+def tells_better(name: str, chosen: Sequence[str]) -> bool:
     """Whether a run can be the best by this metric: what is trained for, or a chosen one that should be low."""
     if name.startswith(("reward/", "eval/")):
         return not name.startswith(_BESIDE)
-    return name in asked and lower_is_better(name)
+    return name in chosen and lower_is_better(name)
 
 
 def lower_is_better(name: str) -> bool:

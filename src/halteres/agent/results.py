@@ -218,8 +218,11 @@ def _weights(snapshot: RunSnapshot, outcome: Outcome) -> WeightsRow:
     run_id, state, weights = snapshot.run.run_id, snapshot.state, outcome.weights
     if weights.reward_model:
         model = str(weights.reward_model)
-        use = NextStep.of("rl_edit_config", "reward_model_path", model)
-        return WeightsRow(step=weights.step, reward_model=model, use=[use])
+        return WeightsRow(
+            step=weights.step,
+            reward_model=model,
+            use=[NextStep.of("rl_edit_config", "reward_model_path", model)],
+        )
     if not weights.sampler:
         return WeightsRow()
     facts: dict[str, Any] = {"step": weights.step, "sampler": weights.sampler, "state": weights.state, "peft_dir": None}

@@ -106,8 +106,8 @@ class RunSnapshot:
     @property
     def pressing(self) -> Alert | None:
         """The alert in force whose remedy comes before anything else; None where the run may be waited for."""
-        candidates = [alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED]
-        return min(candidates, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
+        current = [alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED]
+        return min(current, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
 
     @property
     def metrics(self) -> dict[str, float | None]:

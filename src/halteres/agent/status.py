@@ -249,7 +249,7 @@ class LastLook(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
 
 
-def looks_home() -> Path:
+def looks_folder() -> Path:
     """The folder of all last looks: HALTERES_HOME/looks."""
     return environ.home() / "looks"
 
@@ -262,12 +262,12 @@ def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
         return None  # a policy that cannot be read stops whoever starts a run, not whoever watches one
     if interval_s <= 0:
         return None
-    file = looks_home() / f"{snapshot.run.run_id}.json"
+    file = looks_folder() / f"{snapshot.run.run_id}.json"
     with contextlib.ExitStack() as held:
         # Of callers at the same time one is answered in full. Where no lock is to be had, all are.
         with contextlib.suppress(OSError, NotReady):
-            looks_home().mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(looks_home() / ".lock", 2.0, "Another look is being remembered."))
+            looks_folder().mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(looks_folder() / ".lock", 2.0, "Another look is being remembered."))
         now, last, state = max(snapshot.at, time.time()), None, snapshot.state  # it may have waited for the lock
         with contextlib.suppress(OSError, *NOT_JSON):
             last = msgspec.json.decode(read_regular(file), type=LastLook)

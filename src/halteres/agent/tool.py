@@ -197,18 +197,18 @@ class Tool(Generic[P]):
         fields = {
             name: {k: v for k, v in field.items() if k != "title"} for name, field in schema["properties"].items()
         }
-        kept = {name: schema[name] for name in ("$defs", "required") if name in schema}
-        return {"type": "object", "properties": fields, **kept, "additionalProperties": True}
+        shared = {name: schema[name] for name in ("$defs", "required") if name in schema}
+        return {"type": "object", "properties": fields, **shared, "additionalProperties": True}
 
 
 def _brief(field: dict[str, Any]) -> dict[str, Any]:
     """A field's schema without its title, and without null where it stands for "not given": that doubles the length."""
-    kept = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
-    options = [option for option in kept.get("anyOf", ()) if option != {"type": "null"}]
+    facts = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
+    options = [option for option in facts.get("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1 and "default" in field:
-        kept.pop("anyOf")
-        return {**options[0], **kept}
-    return kept
+        facts.pop("anyOf")
+        return {**options[0], **facts}
+    return facts
 
 
 def tool(

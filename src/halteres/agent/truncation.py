@@ -40,8 +40,8 @@ def shortened(text: str, room: int) -> str:
     if len(text) <= room and size_of(text) - 2 <= room:
         return text
     half = max(0, (room - len(_mark(len(text)))) // 2)
-    head = text[: _num_fitting(text[:half], half)]
-    tail = text[len(text) - _num_fitting(text[len(text) - half :][::-1], half) :]
+    head = text[: _num_within(text[:half], half)]
+    tail = text[len(text) - _num_within(text[len(text) - half :][::-1], half) :]
     return f"{head}{_mark(len(text) - len(head) - len(tail))}{tail}"
 
 
@@ -49,7 +49,7 @@ def _mark(num: int) -> str:
     return f" [... {num} characters left out ...] "
 
 
-def _num_fitting(text: str, room: int) -> int:
+def _num_within(text: str, room: int) -> int:
     """How many characters of the beginning of a text take at most `room` as JSON."""
     num = len(text)
     while (excess := size_of(text[:num]) - 2 - room) > 0:

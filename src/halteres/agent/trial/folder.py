@@ -121,19 +121,19 @@ class TestFolder:
         replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n")
 
 
-def tests_home() -> Path:
+def tests_folder() -> Path:
     """The folder of all tests: HALTERES_HOME/tests."""
     return environ.home() / "tests"
 
 
 def all_folders(kind: Kind = "t") -> Iterator[TestFolder]:
     """Every one of this kind, in no order."""
-    return (TestFolder(file.parent) for file in tests_home().glob(f"{kind}-*/request.json"))
+    return (TestFolder(file.parent) for file in tests_folder().glob(f"{kind}-*/request.json"))
 
 
 def folder_of(kind: Kind, name: str) -> TestFolder | None:
     """The folder of this name, where there is one of this kind."""
-    folder = TestFolder(tests_home() / name)
+    folder = TestFolder(tests_folder() / name)
     is_name = re.fullmatch(rf"{kind}-[0-9a-f]{{8}}", name)
     return folder if is_name and (folder.path / "request.json").is_file() else None
 
@@ -151,7 +151,7 @@ def find_test(test_id: str) -> TestFolder:
 def new_folder(kind: Kind = "t") -> TestFolder:
     """A fresh folder, with a lock that nobody holds yet."""
     while True:
-        path = tests_home() / f"{kind}-{secrets.token_hex(4)}"
+        path = tests_folder() / f"{kind}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
             return TestFolder(path)
@@ -205,7 +205,7 @@ def begin(kind: Kind, module: str, request: msgspec.Struct, *keys: str) -> TestF
     except OSError as error:
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
-        raise ServerError(f"No test can be started in {tests_home()}.", f"{error.strerror or error}.") from error
+        raise ServerError(f"No test can be started in {tests_folder()}.", f"{error.strerror or error}.") from error
     finally:
         if held is not None:
             os.close(held)

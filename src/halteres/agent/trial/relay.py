@@ -122,7 +122,7 @@ class Upstream:
         Raises:
             Refusal: the budget is used up, or the model gave no answer.
         """
-        self.traffic.requested += _num_asked(body)
+        self.traffic.requested += _num_requested(body)
         with self.traffic.under_way():
             if self.traffic.requested > self._to.budget:
                 self._end(self.traffic.over or "budget")
@@ -151,7 +151,7 @@ class Upstream:
 
     async def _complete(self, path: str, body: Body) -> Any:
         """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one by one."""
-        number = _num_asked(body)
+        number = _num_requested(body)
         if path == "generate" or isinstance(body.get("prompt"), list) or number == 1:
             return await self._send(path, body)
         answers: list[Any] = []
@@ -273,7 +273,7 @@ async def relaying() -> AsyncIterator[Relay]:
             await runner.cleanup()
 
 
-def _num_asked(body: Body) -> int:
+def _num_requested(body: Body) -> int:
     """Completions that one request asks for."""
     params, prompt = body.get("sampling_params") or body, body.get("prompt")
     each = params.get("n") if isinstance(params, Mapping) else None

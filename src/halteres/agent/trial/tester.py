@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from itertools import groupby
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import yaml
@@ -276,7 +276,7 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
         "timeout": request.model_within_s,
         "health_check": False,
     }
-    env = {
+    env: dict[str, Any] = {
         **request.env,
         "total_steps": request.num_steps,
         "group_size": request.group_size,
