@@ -22,14 +22,13 @@ from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
+from halteres.agent.answer_text import LONGEST, clipped, echoed, fitted, marked
 from halteres.agent.drafts import drafts_folder, lock_of
 from halteres.agent.next_steps import next_call
 from halteres.agent.status import looks_folder
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
 from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
-from halteres.agent.truncation import LONGEST, clipped, echoed, fitted
-from halteres.agent.untrusted import marked
 from halteres.config import environ
 from halteres.errors import Conflict, HalteresError, NotFound, ServerError, UserError, as_answer, boundary, unknown
 from halteres.next_step import written
@@ -125,20 +124,13 @@ def _invalid(found: Tool[...], error: ValidationError) -> UserError:
         if detail["type"] == "extra_forbidden":
             rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
         field, got = ".".join(str(part) for part in detail["loc"]), detail["input"]
-        is_plain = got is None or isinstance(got, bool | int | float | str)
-        problems.append(
-            {"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got if is_plain else clipped(repr(got), 1000)}
-        )
+        got = got if got is None or isinstance(got, bool | int | float | str) else clipped(repr(got), 1000)
+        problems.append({"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got})
     sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS])
     more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-    return UserError(
-        f"{found.name} cannot be called so: {sentences}{more}.",
-        "",
-        f"{found.name} takes: {', '.join(known) or 'no arguments'}",
-        problems=problems,
-        field=problems[0]["field"],
-        allowed=known,
-    )
+    what = f"{found.name} cannot be called so: {sentences}{more}."
+    takes = f"{found.name} takes: {', '.join(known) or 'no arguments'}"
+    return UserError(what, "", takes, problems=problems, field=problems[0]["field"], allowed=known)
 
 
 def refused(name: str, error: HalteresError, arguments: Mapping[str, Any], caller: Caller) -> Reply:

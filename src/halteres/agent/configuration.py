@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.agent import drafts
+from halteres.agent.answer_text import echoed, nonempty, shortened, significant
 from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.next_steps import LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
-from halteres.agent.truncation import echoed, nonempty, shortened, significant
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting

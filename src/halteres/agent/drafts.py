@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from halteres.agent.answer_text import echoed
 from halteres.agent.tool import Caller
-from halteres.agent.truncation import echoed
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,

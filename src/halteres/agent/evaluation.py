@@ -20,12 +20,12 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
+from halteres.agent.answer_text import nonempty
 from halteres.agent.drafts import described, load_draft
 from halteres.agent.headline import CORRECT, GREEDY, SCORE, rounded
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.truncation import nonempty
 from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, UserError
 from halteres.next_step import NextStep, Placeholder

@@ -65,7 +65,7 @@ class Choice:
     notes: tuple[str, ...] = ()  # what became of the others
 
 
-def choose(names: Sequence[str], known: Iterable[str]) -> Choice:
+def choose(names: Sequence[str], known: Iterable[str], most: int = MOST) -> Choice:
     """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, as null, with a note."""
     present = sorted(set(known))
     chosen: list[str] = []
@@ -76,9 +76,9 @@ def choose(names: Sequence[str], known: Iterable[str]) -> Choice:
             guess = nearest(name, present)
             notes.append(f"no metric '{name}' here" + (f"; there is '{guess}'" if guess else ""))
         chosen += [other for other in found or [name] if other not in chosen]
-    if len(chosen) > MOST:
-        notes.append(f"{len(chosen) - MOST} more metrics fit; {MOST} at most are told")
-    return Choice(names=tuple(chosen[:MOST]), notes=tuple(notes))
+    if len(chosen) > most:
+        notes.append(f"{len(chosen) - most} more metrics fit; {most} at most are shown")
+    return Choice(names=tuple(chosen[:most]), notes=tuple(notes))
 
 
 def headline(figures: Mapping[str, Any]) -> list[str]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.known_models import KnownModel, known_models, proposed
+from halteres.agent.answer_text import clipped
+from halteres.agent.known_models import known_models, proposed
 from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
-from halteres.agent.tool import READS, Caller, Result, tool
-from halteres.agent.truncation import clipped
+from halteres.agent.tool import READS, Caller, Facts, Result, tool
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError
@@ -84,19 +84,34 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
 
 
 def _described(found: resources.Machine) -> str:
-    free, total = found.memory.free, found.memory.total
-    memory = f"{found.cores} cores, {_gb(free)} of {_gb(total)} GB memory free, "
+    gpu = "no GPU: the engine runs on the CPU"
     if found.unused_gpu is not None:
         gpu = f"{found.unused_gpu.name} is not used: its path is not verified yet (HALTERES_DEVICE=cuda uses it)"
-    elif found.gpu is None:
-        gpu = "no GPU: the engine runs on the CPU"
-    else:
+    elif found.gpu is not None:
         gpu = f"{found.gpu.name} with {_gb(found.gpu.memory.free)} GB free"
-    return memory + gpu
+    return f"{found.cores} cores, {_gb(found.memory.free)} of {_gb(found.memory.total)} GB memory free, {gpu}"
 
 
 def _gb(count: int | None) -> str:
     return "?" if count is None else f"{count / 1e9:.1f}"
+
+
+class MachineFacts(Facts):
+    """What computes here; memory in GB, null where the system does not say."""
+
+    cores: int
+    memory_gb: float | None
+    free_gb: float | None
+    gpu: dict[str, Any] | None  # name, free_gb
+
+
+class ModelFacts(Facts):
+    """A base model, and whether it fits."""
+
+    name: str
+    fits: str
+    proposed: bool = False
+    present: bool = True
 
 
 class Health(Result):
@@ -104,8 +119,8 @@ class Health(Result):
 
     status: str  # ok, degraded
     version: str
-    machine: dict[str, Any]  # cores, memory_gb, free_gb, gpu
-    models: list[dict[str, Any]]  # base models: name, size, fits
+    machine: MachineFacts
+    models: list[ModelFacts]  # those that are here, the proposed one first; then the largest well-known that would fit
     active_runs: list[str]
     policy: str
     problems: list[str] = []
@@ -129,29 +144,26 @@ def rl_health_check(caller: Caller) -> Health:
         following = ("mend the problems, then ", HEALTH)
     else:
         following = NextStep.of("rl_check_status", active[0]) if active else LIST_ENVIRONMENTS
+    models = known_models(there=found)
+    first = proposed(models)
+    present = [model for model in models if model.present and model is not first]
+    rows = [ModelFacts(name=first.name, fits=first.fits, proposed=True)]
+    rows += [ModelFacts(name=model.name, fits=model.fits) for model in present[: MOST_MODELS - 1]]
+    if absent := [model for model in models if not model.present and model.fits == "yes"]:
+        rows.append(ModelFacts(name=absent[-1].name, fits="yes", present=False))
     gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
-        machine={
-            "cores": found.cores,
-            "memory_gb": resources.gb(found.memory.total),
-            "free_gb": resources.gb(found.memory.free),
-            "gpu": gpu,
-        },
-        models=_brief(known_models(there=found)),
+        machine=MachineFacts(
+            cores=found.cores,
+            memory_gb=resources.gb(found.memory.total),
+            free_gb=resources.gb(found.memory.free),
+            gpu=gpu,
+        ),
+        models=rows,
         active_runs=active[:MOST_RUNS],
         policy=policy,
         **({"problems": problems[:MOST_PROBLEMS]} if problems else {}),
         next=following,
     )
-
-
-def _brief(models: tuple[KnownModel, ...]) -> list[dict[str, Any]]:
-    """Those that are here, the proposed one first; then the largest well-known one that would fit."""
-    first = proposed(models)
-    present = [first, *(model for model in models if model.present and model is not first)]
-    rows: list[dict[str, Any]] = [{"name": model.name, "fits": model.fits} for model in present[:MOST_MODELS]]
-    rows[0]["proposed"] = True
-    absent = [model for model in models if not model.present and model.fits == "yes"]
-    return rows + [{"name": model.name, "fits": model.fits, "present": False} for model in absent[-1:]]

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from halteres.agent.answer_text import clipped
 from halteres.agent.next_steps import next_after
 from halteres.agent.run_snapshot import RunSnapshot, snapshot_of
 from halteres.agent.tool import READS, Caller, Result, RunId, chosen_run, tool
-from halteres.agent.truncation import clipped
 from halteres.errors import UserError, unknown
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor, printable

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from halteres.agent.answer_text import clipped, nonempty, shortened, shortened_item, size_of
 from halteres.agent.headline import (
     CORRECT,
     GREEDY,
@@ -25,7 +26,6 @@ from halteres.agent.next_steps import further, next_after
 from halteres.agent.run_snapshot import AlertRow, RunSnapshot, error_of, sink_facts, snapshot_of, wandb_names
 from halteres.agent.status import WHY_LENGTH
 from halteres.agent.tool import READS, Caller, Facts, Result, RunId, Sentence, ShortNames, chosen_run, tool
-from halteres.agent.truncation import clipped, nonempty, shortened, shortened_item, size_of
 from halteres.errors import HalteresError, NotReady, UserError
 from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
@@ -118,6 +118,10 @@ def rl_get_results(
         shown["plot"] = str(picture) if picture else None
     failed = [*reversed(snapshot.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
+    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
+    curves = [REWARD, *([SUCCESS] if apart else []), CORRECT]
+    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+        curves = ["accuracy", "eval_accuracy"]
     # Hours are of the engine's device, where it is known which that is; a service of somebody else's is not ours.
     device = str(state.processes.get("engine", {}).get("device") or "engine")
     unit = "gpu" if device.startswith("cuda") else device
@@ -129,7 +133,7 @@ def rl_get_results(
         **wandb_names(state, snapshot.given),
         **sink_facts(run),
         **_figures(outcome, choice),
-        history=_history(rows, choice.names if choice else _curves(rows), points),
+        history=_history(rows, choice.names if choice else curves, points),
         weights=_weights(snapshot, outcome),
         checkpoints=[
             CheckpointRow(name=row.get("name"), step=row.get("step")) for row in checkpoints[-LAST_CHECKPOINTS:]
@@ -179,14 +183,6 @@ def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
         "baseline": {"step": first.step, **{name: rounded(first.figures[name]) for name in baseline}} if first else {},
         "improvement": {name: gain.facts for name, gain in gains.items()},
     }
-
-
-def _curves(rows: Sequence[Row]) -> list[str]:
-    """What a history has where nothing was asked for."""
-    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
-        return ["accuracy", "eval_accuracy"]
-    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
-    return [REWARD, *([SUCCESS] if apart else []), CORRECT]
 
 
 def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dict[str, Any]]:
@@ -384,12 +380,17 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
 
 def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:
     """A rollout in at most so many characters of JSON."""
+    group_scores: Any = [rounded(score) for score in rollout.group_scores]
+    if len(group_scores) > MOST_SCORES:
+        known = [score for score in rollout.group_scores if score is not None] or [0.0]
+        low, mean, high = (rounded(of) for of in (min(known), sum(known) / len(known), max(known)))
+        group_scores = {"n": len(group_scores), "mean": mean, "min": low, "max": high}
     facts: dict[str, Any] = {
         "score": rounded(rollout.score),
         "tokens": rollout.tokens,
         "finish": rollout.finish,
         **nonempty(outcome=rollout.outcome),
-        "group_scores": _scores(rollout.group_scores),
+        "group_scores": group_scores,
         "item": shortened_item(rollout.item, room // 6),
         **({"times": times} if times > 1 else {}),
     }
@@ -413,14 +414,6 @@ def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
         for turn in shown
     ]
     return [*rows[:half], {"left_out": missing}, *rows[half:]] if missing else rows
-
-
-def _scores(scores: Sequence[float | None]) -> Any:
-    if len(scores) <= MOST_SCORES:
-        return [rounded(score) for score in scores]
-    known = [score for score in scores if score is not None] or [0.0]
-    mean = rounded(sum(known) / len(known))
-    return {"n": len(scores), "mean": mean, "min": rounded(min(known)), "max": rounded(max(known))}
 
 
 def _next_to_read(run: RunDirectory, step: int, which: Which) -> Advice:

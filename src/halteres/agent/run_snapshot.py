@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from halteres.agent.answer_text import clipped, significant
 from halteres.agent.tool import Facts, Sentence
-from halteres.agent.truncation import clipped, significant
 from halteres.clients import json_client
 from halteres.config import environ
 from halteres.errors import HalteresError

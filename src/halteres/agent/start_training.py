@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from halteres.agent import drafts
+from halteres.agent.answer_text import nonempty
 from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
 from halteres.agent.run_snapshot import snapshot_of
 from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.agent.trial.folder import latest_test
-from halteres.agent.truncation import nonempty
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings

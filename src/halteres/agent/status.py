@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
+from halteres.agent.answer_text import clipped, nonempty, significant
 from halteres.agent.headline import CORRECT, rounded
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
@@ -31,7 +32,6 @@ from halteres.agent.run_snapshot import (
     why_no_batch,
 )
 from halteres.agent.tool import READS, Caller, Facts, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
-from halteres.agent.truncation import clipped, nonempty, significant
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSc
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
-from halteres.agent.truncation import LONGEST
+from halteres.agent.answer_text import LONGEST
 from halteres.config import environ
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Advice, NextStep, as_call, written

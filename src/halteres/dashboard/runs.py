@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from halteres.agent.answer_text import shortened, size_of
 from halteres.agent.drafts import HEADLINE
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import next_after
 from halteres.agent.run_snapshot import failure_facts, in_force, snapshot_of, why_no_batch
-from halteres.agent.truncation import shortened, size_of
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular
@@ -216,12 +216,8 @@ def evaluations_of(run: RunDirectory) -> dict[str, Any]:
             }
             for when in ("before", "after")
         }
-        tasks.append({"prompt": shortened(_joined(task.facts["prompt"]), PROMPT_LENGTH), **answers})
+        prompt = task.facts["prompt"]  # a text, chat messages, or whatever an environment has written in their place
+        if isinstance(prompt, list):
+            prompt = "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)
+        tasks.append({"prompt": shortened(str(prompt), PROMPT_LENGTH), **answers})
     return {"evaluations": [{"step": one.step, **one.figures} for one in found], "tasks": tasks}
-
-
-def _joined(prompt: Any) -> str:
-    """A text, chat messages, or whatever an environment has written in their place."""
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)

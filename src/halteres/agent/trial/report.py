@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from halteres.agent.answer_text import nonempty, shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
-from halteres.agent.truncation import nonempty, shortened
 from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor

@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field
 
 from halteres.agent import drafts
+from halteres.agent.answer_text import nonempty, shortened
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -35,7 +36,6 @@ from halteres.agent.tool import (
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
 from halteres.agent.trial.report import AGAIN, brief, report
 from halteres.agent.trial.request import Request, new_request
-from halteres.agent.truncation import nonempty, shortened
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram

@@ -23,10 +23,10 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from halteres.agent.answer_text import RULE, fenced, marked
 from halteres.agent.call import Defect, Reply, call, record_defect
 from halteres.agent.tool import Caller
 from halteres.agent.transports.functions import base64_of
-from halteres.agent.untrusted import RULE, fenced, marked
 from halteres.config.discovery import split_name
 from halteres.dashboard.runs import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
