@@ -40,10 +40,7 @@ from halteres.runs.state import read_state
 _log = logging.getLogger(__name__)
 
 MAX_DEPTH: Final = 32
-
-LONGEST_ECHO = 120
-"""Characters of a refused value that are repeated in the answer."""
-
+LONGEST_ECHO = 120  # characters of a refused value that are repeated in the answer
 MOST_PROBLEMS = 8
 
 
@@ -169,8 +166,7 @@ DAY_S, DRAFT_DAYS = 86_400.0, 30
 TESTS, PICTURES = 50, 50
 """The newest that stay of tests, of each kind of evaluation, and of pictures (they are drawn again when asked for)."""
 
-REMOVING = ".gone-"
-"""How the name of a test begins while it is removed."""
+REMOVING = ".gone-"  # how the name of a test begins while it is removed
 
 
 def clean_up() -> None:

@@ -21,8 +21,7 @@ from typing import Any, Final, Literal
 from halteres.errors import Conflict, InvalidConfig, ServerError
 from halteres.files import replacing
 
-BACKUP: Final = ".halteres.bak"
-"""What a backup's name ends with."""
+BACKUP: Final = ".halteres.bak"  # what a backup's name ends with
 
 
 class NotWritable(ServerError):

@@ -39,7 +39,6 @@ LAST_STEPS = 10
 """A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly noise."""
 
 MOST_METRICS = 4
-
 UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
 
 

@@ -88,13 +88,20 @@ class FoundEnvironment(Facts):
     all_variants: Sentence = ""  # of a family, where not all are listed: the call that lists them
 
 
+class BrokenFile(Facts):
+    """A file that cannot be read, or that could not say what it is."""
+
+    file_path: str
+    why: str
+
+
 class Environments(Result):
     """All environments."""
 
     environments: list[FoundEnvironment]
     count: int
     tips: list[Sentence]
-    broken: list[dict[str, str]] = []  # file_path, why; where there are some
+    broken: list[BrokenFile] = []
 
 
 class Selected(Result):
@@ -137,7 +144,7 @@ def rl_list_environments(
             "read file_path to see how it scores",
             "copy a file to make your own",
         ],
-        **nonempty(broken=[{"file_path": path, "why": why} for path, why in broken]),
+        **nonempty(broken=[BrokenFile(file_path=path, why=why) for path, why in broken]),
         next=NextStep.of("rl_select_environment", name=first) if first else none_found,
     )
 
@@ -223,21 +230,30 @@ TIP: Advice = (
 ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
+class ModelRow(Facts):
+    """A base model, and whether a run with these settings fits into this machine with it."""
+
+    name: str
+    present: bool
+    need_gb: float
+    fits: str
+    note: str = ""
+
+
 class Configuration(Result):
-    """A draft's settings. A field is {name, current_value}; in full, or asked for by its name, also type, default,
-    description, section, what is allowed, range, why it is locked; a locked one has locked_value."""
+    """A draft's settings: headline and changed ones in brief; all, or one that is asked for, in full."""
 
     longest: ClassVar[int] = 24_000  # all settings with their descriptions: brief is what is short
 
     environment: str
-    configurable_fields: list[dict[str, Any]]
-    locked_fields: list[dict[str, Any]]
+    configurable_fields: list[drafts.SettingRow]
+    locked_fields: list[drafts.SettingRow]
     tip: Sentence
     draft: str
     warnings: list[str] = []
     policy: str = ""  # whose locks these are, where they are not the default ones
     discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more; once
-    models: list[dict[str, Any]] = []  # for field="model": base models, and whether such a run fits into this machine
+    models: list[ModelRow] = []  # for field="model"
     proposed: str = ""  # the one of them to begin with
 
 
@@ -301,12 +317,17 @@ def rl_get_current_config(
     )
 
 
-def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
+def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
     """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
     models = _known_models(resolved.settings)
     rows = [
-        {"name": one.name, "present": one.present, "need_gb": significant(one.need_gb), "fits": one.fits}
-        | ({"note": one.note} if one.present and one.note else {})  # of one that is absent `ABSENT` says it
+        ModelRow(
+            name=one.name,
+            present=one.present,
+            need_gb=significant(one.need_gb),
+            fits=one.fits,
+            **nonempty(note=one.note if one.present else ""),  # of one that is absent `ABSENT` says it
+        )
         for one in models
         if one.present or one.fits != "no" or one.name == resolved.settings.inference.model
     ]
@@ -379,7 +400,6 @@ def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
 
 
 MODEL = "inference.model"
-
 NOTABLY_SLOWER = 1.3  # times as many tokens in a step
 NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
 """Of the environment's settings: accepted for compatibility (environments/config.py)."""

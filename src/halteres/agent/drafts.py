@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.answer_text import echoed
-from halteres.agent.tool import Caller
+from halteres.agent.answer_text import echoed, nonempty
+from halteres.agent.tool import Caller, Facts
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,
@@ -350,6 +350,23 @@ _BOUNDS = {
 }
 
 
+class SettingRow(Facts):
+    """A setting in an answer (the seeds' keys first): in brief its name and value, in full all that is known."""
+
+    name: str
+    type: str = ""
+    default: Any = None
+    description: str = ""
+    current_value: Any
+    locked_value: Any = None
+    section: str = ""
+    allowed: list[Any] = []
+    range: str = ""
+    required: bool = False
+    same_as: str = ""
+    why: str = ""  # it is locked
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One setting of a draft."""
@@ -366,35 +383,33 @@ class Setting:
     same_as: str | None = None  # where this is the seeds' name for it
 
     @property
-    def brief(self) -> dict[str, Any]:
+    def brief(self) -> SettingRow:
         """Name and value."""
-        return {"name": self.name, "current_value": self.current, **self._locked_value}
+        return SettingRow(name=self.name, current_value=self.current, **self._locked_value)
 
     @property
-    def full(self) -> dict[str, Any]:
-        """All that is known (the seeds' keys first)."""
+    def full(self) -> SettingRow:
+        """All that is known."""
         options = [self.schema, *self.schema.get("anyOf", ())]
         types = dict.fromkeys(_TYPES.get(str(one["type"]), str(one["type"])) for one in options if "type" in one)
         bounds = [f"{sign}{one[name]}" for one in options for name, sign in _BOUNDS.items() if name in one]
-        facts = {
-            "allowed": [
-                value for one in options for value in one.get("enum", [one["const"]] if "const" in one else ())
-            ],
-            "range": ", ".join(bounds),
-            "required": self.is_required,
-            "same_as": self.same_as,
-            "why": self.lock.why if self.lock else "",
-        }
-        return {
-            "name": self.name,
-            "type": " | ".join(types) or "any",
-            "default": self.default,
-            "description": self.schema.get("description", ""),
-            "current_value": self.current,
+        enums = (one.get("enum", [one["const"]] if "const" in one else ()) for one in options)
+        return SettingRow(
+            name=self.name,
+            type=" | ".join(types) or "any",
+            default=self.default,
+            description=self.schema.get("description", ""),
+            current_value=self.current,
             **self._locked_value,
-            "section": self.key.partition(".")[0],
-            **{name: fact for name, fact in facts.items() if fact},
-        }
+            section=self.key.partition(".")[0],
+            **nonempty(
+                allowed=[value for values in enums for value in values],
+                range=", ".join(bounds),
+                required=self.is_required or None,
+                same_as=self.same_as,
+                why=self.lock.why if self.lock else "",
+            ),
+        )
 
     @property
     def _locked_value(self) -> dict[str, Any]:

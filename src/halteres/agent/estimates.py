@@ -277,12 +277,10 @@ def _tested_lengths(outcome: TestOutcome, work: Workload) -> _Lengths | None:
 
 
 DEADLINE_S = 20.0
-
 PROMPT_TOKENS, ANSWER_TOKENS, SEQUENCE_TOKENS = 64, 64, 256  # of what is measured, where a run allows more
 LONG_ENOUGH_S, GROWTH = 1.0, 4  # a figure measured over less time is measured again with so many times the work
 FIRST_TOKENS = 64  # of the first training pass
 FIRST_ROWS, FIRST_ANSWER = 8, 4  # of the first sampling
-
 ADAPTER = SNAPSHOT = "probe"
 LOSS = LossSpec(name="importance_sampling")
 

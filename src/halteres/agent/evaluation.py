@@ -38,7 +38,6 @@ from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served,
 from halteres.runs.starting.run_models import found_model
 
 MODULE = "halteres.agent.evaluation"
-
 MOST_FIGURES = 14  # that one answer has; the folder's files have all
 START_WITHIN_S = 30.0  # how long a call waits while another one is starting an evaluation
 

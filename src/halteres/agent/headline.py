@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from halteres.agent.tool import Facts
 from halteres.errors import nearest
 
 REWARD, SUCCESS = "reward/mean", "reward/success"
@@ -35,11 +36,8 @@ HEADLINE = (
     "accuracy",
     "loss",
 )
-MOST_OWN = 4
-"""Figures of an environment's own evaluation that belong to the headline."""
-
-MOST = 12
-"""Metrics of one answer."""
+MOST_OWN = 4  # figures of an environment's own evaluation that belong to the headline
+MOST = 12  # metrics of one answer
 
 ALIASES = {
     "reward_mean": REWARD,
@@ -55,6 +53,23 @@ ALIASES = {
 _SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # of a scorer of 0 and 1 they are the same
 _BESIDE = ("eval/num_", "eval/policy_version")
 _LOWER = ("loss", "kl", "truncated", "failed", "without_signal", "time/", "staleness", "absdiff", "_stderr", "dropped")
+
+
+class Improvement(Facts):
+    """A metric's difference between two evaluations."""
+
+    delta: float
+    ci95: list[float] | None
+    num_tasks: int | None
+    certain: bool  # the interval leaves out zero
+    method: str  # paired, by task; unpaired
+
+
+class StepFailure(Facts):
+    """An evaluation that gave no figure."""
+
+    step: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

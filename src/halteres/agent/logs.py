@@ -16,9 +16,7 @@ from halteres.errors import UserError, unknown
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor, printable
 
-TAIL_BYTES, SEARCHED_BYTES = 256 << 10, 4 << 20
-"""How much of a log's end is read, and is searched."""
-
+TAIL_BYTES, SEARCHED_BYTES = 256 << 10, 4 << 20  # how much of a log's end is read, and is searched
 LINE_LENGTH, LENGTH = 400, 5200
 """Characters of one line, and of all of them: the newest come first into the room that there is."""
 

@@ -11,8 +11,7 @@ from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.reading.failures import mending
 from halteres.runs.reading.outcome import chosen
 
-MOST_CHANGES = 8
-"""Settings of a run that a proposed call sets again."""
+MOST_CHANGES = 8  # settings of a run that a proposed call sets again
 
 LIST_RUNS, LIST_ENVIRONMENTS, HEALTH = (
     NextStep(f"rl_{name}") for name in ("list_runs", "list_environments", "health_check")

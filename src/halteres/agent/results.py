@@ -18,6 +18,8 @@ from halteres.agent.headline import (
     SCORE,
     SUCCESS,
     Choice,
+    Improvement,
+    StepFailure,
     choose,
     headline,
     rounded,
@@ -77,8 +79,8 @@ class Results(Result):
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     final_metrics: dict[str, Any] = {}
     baseline: dict[str, Any] = {}  # the first evaluation; of the untrained model where `step` is 0
-    improvement: dict[str, Any] = {}  # metric -> {delta, ci95: [low, high], num_tasks, certain, method}
-    eval_failed: list[dict[str, Any]] = []  # step, why: evaluations that gave no figure, the newest first
+    improvement: dict[str, Improvement] = {}  # by metric
+    eval_failed: list[StepFailure] = []  # the newest first
     history: list[dict[str, Any]] = []
     weights: WeightsRow | None = None
     checkpoints: list[CheckpointRow] = []
@@ -140,7 +142,7 @@ def rl_get_results(
         ],
         **nonempty(
             num_checkpoints=len(checkpoints) if len(checkpoints) > LAST_CHECKPOINTS else None,
-            eval_failed=[{"step": one.step, "why": clipped(one.why, WHY_LENGTH)} for one in failed],
+            eval_failed=[StepFailure(step=one.step, why=clipped(one.why, WHY_LENGTH)) for one in failed],
             notes=notes,
         ),
         **shown,
@@ -181,7 +183,7 @@ def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
     return {
         "final_metrics": {name: rounded(final.get(name)) for name in names},
         "baseline": {"step": first.step, **{name: rounded(first.figures[name]) for name in baseline}} if first else {},
-        "improvement": {name: gain.facts for name, gain in gains.items()},
+        "improvement": {name: Improvement(**gain.facts) for name, gain in gains.items()},
     }
 
 

@@ -36,7 +36,6 @@ from halteres.runs.starting.reward_training import plan_resumed_training, plan_r
 from halteres.runs.starting.start import run_of_key
 
 MODULE = "halteres.agent.reward_models"
-
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
 
 LIST = NextStep("rl_list_reward_models")
@@ -200,6 +199,14 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True):
     completions: tuple[str, ...] = ()
 
 
+class PairAccuracy(Facts):
+    """The same of one kind of pairs."""
+
+    accuracy: float
+    interval: list[float]
+    num_pairs: int
+
+
 class RewardEvaluated(Result):
     """A reward model on held-out preferences, done or under way."""
 
@@ -209,7 +216,7 @@ class RewardEvaluated(Result):
     accuracy: float | None = None  # share of pairs whose better side has the higher score
     interval: list[float] = []  # 95 %, Wilson
     num_pairs: int = 0
-    by_kind: dict[str, Any] = {}  # kind -> accuracy, interval, num_pairs
+    by_kind: dict[str, PairAccuracy] = {}
     warnings: list[str] = []
     files: str = ""  # folder: result.json has every figure
 

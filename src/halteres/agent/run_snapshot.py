@@ -26,11 +26,9 @@ StateWord = Literal["running", "finished", "crashed"]
 
 _STATE_WORDS: Mapping[Status, StateWord] = {"stopped": "finished", "completed": "finished", "failed": "crashed"}
 
-RECENT_STEPS = 20
-"""An alert whose rule has been silent for so long does not stand for the run's health any more."""
+RECENT_STEPS = 20  # an alert whose rule has been silent for so long does not stand for the run's health any more
 
-GRAVE = ("nan_loss", "stalled", REFUSED)
-"""Rules about a run that will not get well by itself."""
+GRAVE = ("nan_loss", "stalled", REFUSED)  # rules about a run that will not get well by itself
 
 FOR_GOOD = ("reward_hacking", "panel_disagrees")
 """A policy that has learnt to please its scorer does not unlearn it by itself."""
@@ -39,7 +37,6 @@ UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
 """Rules about the pace alone: such a run learns on, and may be waited for."""
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
-
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how many steps that is
 judged. The built-in model on arithmetic: 1.3e-2 after 5 steps with its learning rate of 1.5e-3, 1.2e-5 after 8 with
@@ -210,8 +207,7 @@ def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
 REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
 """Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
 
-ALERTS_LENGTH = 480
-"""Characters of all alerts of an answer but the first. A remedy is never cut: it is a call."""
+ALERTS_LENGTH = 480  # characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
 
 
 class AlertRow(Facts):

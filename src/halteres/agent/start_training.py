@@ -32,7 +32,6 @@ from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
 
 TOOL = "rl_start_training"
-
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD, UNTESTED = "reward varies", "not tested yet"

@@ -18,7 +18,7 @@ import msgspec
 from pydantic import Field
 
 from halteres.agent.answer_text import clipped, nonempty, significant
-from halteres.agent.headline import CORRECT, rounded
+from halteres.agent.headline import CORRECT, StepFailure, rounded
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
 from halteres.agent.run_snapshot import (
@@ -45,8 +45,7 @@ from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
 from halteres.runs.state import RunUnreadable, Status
 
-WHY_LENGTH = 200
-"""Characters of why there is no evaluation, and of an error in a list."""
+WHY_LENGTH = 200  # characters of why there is no evaluation, and of an error in a list
 
 
 class Gain(Facts):
@@ -91,7 +90,7 @@ class StatusResult(Result):
     weights: str = ""  # where they have hardly moved
     trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
     alerts: list[AlertRow] = []
-    eval_failed: dict[str, Any] = {}  # step, why: where the newest evaluation gave no figure
+    eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
@@ -166,7 +165,7 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
             phase=state.phase,
             code=state.code if state.status != "failed" else None,
             note=state.note,
-            eval_failed={"step": failed.step, "why": clipped(failed.why, WHY_LENGTH)} if failed else {},
+            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH)) if failed else None,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
             no_batch=why_no_batch(snapshot),
             restarts=read_restarts(run.path / "events.jsonl"),
@@ -328,13 +327,21 @@ class ListedRun(Facts):
         return len(self.model_dump_json(exclude_unset=True)) + 1
 
 
+class LeftOut(Facts):
+    """How many runs are not listed, of how many the details are not, and how to see more."""
+
+    runs: int
+    details_of: int
+    more: str
+
+
 class Runs(Result):
     """Runs, newest first. name and resumed_from where they say something new, step and started always, the others
     as far as the answer stays short: active and newest runs first."""
 
     runs: list[ListedRun]
     count: int  # of all that fit, also where fewer are listed
-    left_out: dict[str, Any] = {}  # where the answer would be too long: runs, details_of so many, more
+    left_out: LeftOut | None = None  # where the answer would be too long
 
 
 @tool(title="List runs", hints=READS)
@@ -354,12 +361,12 @@ def rl_list_runs(
     listed = found[:limit]
     rows = _listed_rows(listed, min(LONGEST_LIST, LIST_LENGTH * max(1, limit // USUAL_RUNS)))
     brief = sum({"step", "minutes"} & row.model_fields_set == {"step"} for row in rows)
-    left_out = {"runs": len(listed) - len(rows), "details_of": brief, "more": "limit=8 tells each in full"}
+    left_out = LeftOut(runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full")
     following = LIST_ENVIRONMENTS
     if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
         is_completed = first.ended and first.facts.status == "completed"
         following = NextStep.of("rl_get_results" if is_completed else "rl_check_status", first.run_id)
-    cut = {"left_out": left_out} if brief or left_out["runs"] else {}
+    cut = {"left_out": left_out} if brief or left_out.runs else {}
     return Runs(runs=rows, count=len(found), **cut, next=following)
 
 

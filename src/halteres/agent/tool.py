@@ -107,8 +107,7 @@ class LongArguments(Arguments):
     model_config = ConfigDict(str_max_length=32_000)
 
 
-OPEN_CALLS: Final = 2
-"""Calls of one tool that run at once for all callers without the token together."""
+OPEN_CALLS: Final = 2  # calls of one tool that run at once for all callers without the token together
 
 
 class Busy(NotReady):

@@ -18,10 +18,7 @@ from halteres.observe.plots import margins_of
 from halteres.runs.state import Kind
 
 MOST_POINTS = 500
-
-MOST_NAMES = 512
-"""Metrics of one run; an environment may write what it likes."""
-
+MOST_NAMES = 512  # metrics of one run; an environment may write what it likes
 _LARGEST = 2**53
 
 
@@ -90,8 +87,7 @@ curves_of = lru_cache(maxsize=6)(Curves)
 """The curves in a file; those of the runs that pages showed last are remembered."""
 
 
-POINTS = 40
-"""Points of a curve that is a hundred pixels wide."""
+POINTS = 40  # points of a curve that is a hundred pixels wide
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,9 @@ from halteres.runs.directory import known_runs
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-
-HEARTBEAT_S = 15.0
-"""How often a line is sent where nothing happens: a connection whose other end is gone shows itself."""
-
-RETRY_MS = 1000
-"""When a browser asks again after a break."""
-
-MOST_STREAMS = 64
-"""A page has one; browsers open six connections to one host."""
+HEARTBEAT_S = 15.0  # how often a line is sent where nothing happens: a connection whose other end is gone shows itself
+RETRY_MS = 1000  # when a browser asks again after a break
+MOST_STREAMS = 64  # A page has one; browsers open six connections to one host
 
 Stamps = dict[str, tuple[object, ...]]
 

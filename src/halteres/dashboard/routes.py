@@ -40,8 +40,7 @@ from halteres.runs.directory import RunDirectory
 
 STATIC: Final = Path(__file__).parent / "static"
 
-ASSETS = "/ui"
-"""Where the page's own files are; they tell nothing of a run, and are open."""
+ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

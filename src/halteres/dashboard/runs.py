@@ -28,8 +28,7 @@ from halteres.runs.reading.progress import conditions, read_alerts
 from halteres.runs.reading.rollouts import steps_of
 from halteres.runs.state import RunUnreadable, read_state
 
-ERROR_LENGTH = 200
-"""Characters of an error in the list; the run's own page has the whole sentence."""
+ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
 
 
 def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
@@ -82,8 +81,7 @@ def _row(run: Entry) -> dict[str, Any] | None:
         return None
 
 
-MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200
-"""The newest that are shown; marks over the curves; characters of one."""
+MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200  # the newest that are shown; marks over the curves; characters of one
 
 _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "status": ("status", "phase"),
@@ -200,8 +198,7 @@ def settings_of(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400
-"""Tasks that are shown; characters of each."""
+MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400  # tasks that are shown; characters of each
 
 
 def evaluations_of(run: RunDirectory) -> dict[str, Any]:

@@ -36,9 +36,7 @@ from halteres.redaction import Redactor
 
 JSON: Final = "application/json"
 FILE: Final = "token"
-
-SHORTEST = 16
-"""Characters; a file that holds less was cut off, or written by a person who should not have."""
+SHORTEST = 16  # characters; a file that holds less was cut off, or written by a person who should not have
 
 
 def token() -> str:
@@ -155,8 +153,7 @@ def error_response(error: HalteresError, status: int | None = None) -> Response:
     return answer(Redactor.of_this_process().json(as_answer(error)), status or error.status)
 
 
-TICKET_S: Final = 600
-"""How long a ticket lets somebody in, once; long enough to carry a link to another window."""
+TICKET_S: Final = 600  # how long a ticket lets somebody in, once; long enough to carry a link to another window
 
 ANSWER_HEADERS: Final = {
     "Content-Security-Policy": (

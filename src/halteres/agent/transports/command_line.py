@@ -195,12 +195,8 @@ def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
-LONG = 60
-"""Characters from which a text has a line of its own instead of a table's cell."""
-
-PIPE_WIDTH = 1000
-"""Columns where there is no terminal: paths and log lines stay whole."""
-
+LONG = 60  # characters from which a text has a line of its own instead of a table's cell
+PIPE_WIDTH = 1000  # columns where there is no terminal: paths and log lines stay whole
 _GAP = 2
 
 

@@ -35,17 +35,10 @@ from halteres.models import known_folder, model_folder
 from halteres.next_step import NextStep
 from halteres.runs.starting.run_models import models_home
 
-SESSION = "X-Halteres-Session"
-"""Header that names the draft a call works on, unless its arguments do."""
-
-MAX_BODY_BYTES = 2**20
-"""Arguments are short; the longest are prompts to try."""
-
-LIMIT_S = 25
-"""When a call of a seed's route is answered for a tool that is not done; those that wait are, within 25 s."""
-
-TEST_WAIT_S = 20
-"""How long a test is waited for; the answer of a longer one has a `test_id` to go on with."""
+SESSION = "X-Halteres-Session"  # header that names the draft a call works on, unless its arguments do
+MAX_BODY_BYTES = 2**20  # arguments are short; the longest are prompts to try
+LIMIT_S = 25  # when a call of a seed's route is answered for a tool that is not done; those that wait are, within 25 s
+TEST_WAIT_S = 20  # how long a test is waited for; the answer of a longer one has a `test_id` to go on with
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -50,7 +50,6 @@ Kind = Literal["t", "e", "r"]
 """A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins with it."""
 
 LOOK_EVERY_S = 0.05
-
 OPEN_S = 600.0  # so long after its end a test whose answer nobody was given waits for the same call
 
 

@@ -232,9 +232,7 @@ def fields_of(item: Any) -> Mapping[str, Any]:
 
 
 MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
-
 LONGEST_WHY = 300  # characters of what an environment's code said
-
 PARTIAL = 0.5
 """Where an environment does not say what counts as success, a best score below it is hardly a right answer's."""
 

@@ -54,7 +54,6 @@ FOREIGN_TOKENS = 8
 """An answer of another model may be so many times longer in the draft's tokens: no group is dropped for that."""
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
-
 BEYOND_S = 60
 """So long after the test's deadline the kernel ends this process, should nothing else have; children end with it."""
 

@@ -51,20 +51,95 @@ STARTED_WITHIN_S = 5.0  # longer where the call may wait longer
 LOST = "The test's process is gone (killed, or the machine was restarted); what it had measured by then stands."
 
 
+class TestConfig(Facts):
+    """How much is tried."""
+
+    __test__ = False  # for pytest: this is no class of tests
+
+    num_steps: int
+    group_size: int
+    rollouts_per_model: int
+    total_rollouts: int
+
+
+class ModelTested(Facts):
+    """What came of one model; where it went wrong also error, why, log_file, stderr, stdout."""
+
+    model: str
+    name: str
+    scale: str
+    wandb_run: str
+    output_file: str
+    steps: list[dict[str, Any]]  # step, completions, correct, scores
+    steps_tested: int
+    total_completions: int
+    correct_completions: int
+    accuracy: float
+    steps_with_correct: int
+    step_success_rate: float
+    mean_score: float | None = None
+    score_range: list[float] | None = None
+    groups_with_variance: float | None = None  # share of groups
+    truncated: float | None = None  # share of answers
+    parse_failures: float = 0
+    failures: dict[str, int] = {}  # attempts that were replaced, groups that were given up, by code
+    groups_dropped: int = 0
+    seconds: float = 0
+    tokens_per_s: float | None = None
+    trainable: bool | None
+    verdict: str = ""
+
+
+class Summary(Facts):
+    """What it comes to."""
+
+    steps_requested: int
+    models_tested: int
+    models_succeeded: int
+    best_model: str | None
+    avg_accuracy: float
+    environment_working: bool
+    output_directory: str
+    odd_answers: dict[str, float | str | None] = {}  # what the scorer gives for answers that no model gave
+    trainable: bool | None
+    why: str
+
+
+class Sample(Facts):
+    """The best and the worst answer to one task."""
+
+    step: int
+    prompt: str
+    best: str
+    worst: str
+    reference: str = ""
+
+
+class Response(Facts):
+    """A model's answer to a free prompt."""
+
+    model: str = ""
+    prompt: str
+    completion: str
+    finish: str | None = None
+    score: float | None
+    note: str = ""
+
+
 class Tested(Result):
     """A test, done or under way."""
 
     environment: str
     environment_file: str
-    test_config: dict[str, Any]  # num_steps, group_size, rollouts_per_model, total_rollouts
-    models_tested: list[dict[str, Any]]
-    summary: dict[str, Any]
+    test_config: TestConfig
+    models_tested: list[ModelTested]
+    summary: Summary
     status: str  # running, done, failed
     test_id: str
-    samples: list[dict[str, Any]] = []  # step, prompt, best, worst, reference
+    samples: list[Sample] = []
     note: str = ""  # how prompts were counted, where the base model is not here
     discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; once
-    responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
+    responses: list[Response] = []  # to `prompts`
 
 
 @tool(title="Test an environment", hints=Hints(open_world=True), arguments=LongArguments)

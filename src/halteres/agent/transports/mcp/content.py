@@ -38,13 +38,9 @@ from halteres.runs.servers import servers_of
 Context = ServerRequestContext[Any, Any]
 Contents = types.TextResourceContents | types.BlobResourceContents
 
-NEWEST = 10
-"""Runs that are listed by themselves; the template reaches them all."""
-
+NEWEST = 10  # runs that are listed by themselves; the template reaches them all
 _JSON = "application/json"
-
-_NOT_FOUND_2025: Final = -32002
-"""Revision 2026-07-28 says INVALID_PARAMS instead."""
+_NOT_FOUND_2025: Final = -32002  # revision 2026-07-28 says INVALID_PARAMS instead
 
 
 async def list_resources(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
