@@ -98,13 +98,13 @@ def nonempty(**facts: Any) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None and fact not in ("", [], {}, ())}
 
 
-def significant(value: float, digits: int = 3) -> float:
-    """Rounded to so many significant digits.
+def rounded(value: Any, digits: int = 4) -> Any:
+    """A figure with so many significant digits; what is no float, or none that is finite, is left as it is.
 
-    >>> significant(0.0123456)
+    >>> rounded(0.0123456, 3)
     0.0123
     """
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else value
+    return float(f"{value:.{digits}g}") if isinstance(value, float) and math.isfinite(value) else value
 
 
 def fitted(body: Mapping[str, Any], longest: int = LONGEST) -> dict[str, Any]:

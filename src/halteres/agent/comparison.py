@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.answer_text import nonempty, size_of
-from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
+from halteres.agent.answer_text import nonempty, rounded, size_of
+from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, tells_better
 from halteres.agent.tool import READS, Caller, Facts, Result, ShortNames, chosen_run, tool
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.answer_text import echoed, nonempty, shortened, significant
+from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
 from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.next_steps import LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
@@ -324,7 +324,7 @@ def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
         ModelRow(
             name=one.name,
             present=one.present,
-            need_gb=significant(one.need_gb),
+            need_gb=rounded(one.need_gb, 3),
             fits=one.fits,
             **nonempty(note=one.note if one.present else ""),  # of one that is absent `ABSENT` says it
         )

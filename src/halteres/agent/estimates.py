@@ -72,7 +72,7 @@ class Span:
 
     @property
     def rounded(self) -> list[float]:
-        """Three significant digits."""
+        """Three rounded digits."""
         return [float(f"{self.low:.3g}"), float(f"{self.high:.3g}")]
 
 

@@ -20,9 +20,9 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty
+from halteres.agent.answer_text import nonempty, rounded
 from halteres.agent.drafts import described, load_draft
-from halteres.agent.headline import CORRECT, GREEDY, SCORE, rounded
+from halteres.agent.headline import CORRECT, GREEDY, SCORE
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder

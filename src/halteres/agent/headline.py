@@ -117,8 +117,3 @@ def tells_better(name: str, chosen: Sequence[str]) -> bool:
 def lower_is_better(name: str) -> bool:
     """Whether less of this metric is more of what is wanted."""
     return any(part in name for part in _LOWER)
-
-
-def rounded(value: Any) -> Any:
-    """Four significant digits; what is no number is left as it is."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.answer_text import clipped, nonempty, shortened, shortened_item, size_of
+from halteres.agent.answer_text import clipped, nonempty, rounded, shortened, shortened_item, size_of
 from halteres.agent.headline import (
     CORRECT,
     GREEDY,
@@ -22,7 +22,6 @@ from halteres.agent.headline import (
     StepFailure,
     choose,
     headline,
-    rounded,
 )
 from halteres.agent.next_steps import further, next_after
 from halteres.agent.run_snapshot import AlertRow, RunSnapshot, error_of, sink_facts, snapshot_of, wandb_names

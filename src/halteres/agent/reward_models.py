@@ -20,8 +20,7 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty
-from halteres.agent.headline import rounded
+from halteres.agent.answer_text import nonempty, rounded
 from halteres.agent.tool import READS, Caller, Facts, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder

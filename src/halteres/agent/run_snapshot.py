@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.answer_text import clipped, significant
+from halteres.agent.answer_text import clipped, rounded
 from halteres.agent.tool import Facts, Sentence
 from halteres.clients import json_client
 from halteres.config import environ
@@ -157,8 +157,8 @@ class RunSnapshot:
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
-        answer = {"reward_mean": f"{bars} {significant(curve[0][1]):g}->{significant(curve[-1][1]):g}"}
-        return {**answer, "groups_without_signal": significant(sum(silent) / len(silent))} if silent else answer
+        answer = {"reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"}
+        return {**answer, "groups_without_signal": rounded(sum(silent) / len(silent), 3)} if silent else answer
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:
@@ -195,7 +195,7 @@ def snapshot_of(run: RunDirectory) -> RunSnapshot:
 
 
 def _newest(series: Series) -> float | None:
-    return significant(series[-1][1]) if series else None
+    return rounded(series[-1][1], 3) if series else None
 
 
 def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:

@@ -17,8 +17,8 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
-from halteres.agent.answer_text import clipped, nonempty, significant
-from halteres.agent.headline import CORRECT, StepFailure, rounded
+from halteres.agent.answer_text import clipped, nonempty, rounded
+from halteres.agent.headline import CORRECT, StepFailure
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
 from halteres.agent.run_snapshot import (
@@ -35,11 +35,10 @@ from halteres.agent.tool import READS, Caller, Facts, Result, RunId, RunIds, Wai
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
-from halteres.errors import HalteresError, NotReady, UserError, boundary, unknown
+from halteres.errors import HalteresError, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
-from halteres.runs.lock import locked
 from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
@@ -262,38 +261,30 @@ def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
     if interval_s <= 0:
         return None
     file = looks_folder() / f"{snapshot.run.run_id}.json"
-    with contextlib.ExitStack() as held:
-        # Of callers at the same time one is answered in full. Where no lock is to be had, all are.
-        with contextlib.suppress(OSError, NotReady):
-            looks_folder().mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(looks_folder() / ".lock", 2.0, "Another look is being remembered."))
-        now, last, state = max(snapshot.at, time.time()), None, snapshot.state  # it may have waited for the lock
-        with contextlib.suppress(OSError, *NOT_JSON):
-            last = msgspec.json.decode(read_regular(file), type=LastLook)
-        if (
-            last
-            and snapshot.health == "healthy"
-            and (last.status, last.phase) == (snapshot.state.status, snapshot.state.phase)
-        ):
-            left_s = last.at + interval_s - now
-            if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
-                return {
-                    "rate_limited": True,
-                    "run_id": snapshot.run.run_id,
-                    "message": f"Rate limited. Next check available in {max(1, math.ceil(left_s / 60))} minutes.",
-                    "next_check_in_seconds": round(left_s, 1),
-                    "status": last.status,
-                    "step": last.step,
-                    "metrics": last.metrics,
-                }
-        with contextlib.suppress(OSError):  # a home that cannot be written is no reason not to look
-            if state.terminal:
-                file.unlink(missing_ok=True)
-            else:
-                seen = LastLook(
-                    at=now, status=state.status, phase=state.phase, step=snapshot.step, metrics=snapshot.metrics
-                )
-                replace_file(file, msgspec.json.encode(seen))
+    now, last, state = snapshot.at, None, snapshot.state
+    with contextlib.suppress(OSError, *NOT_JSON):
+        last = msgspec.json.decode(read_regular(file), type=LastLook)
+    if last and snapshot.health == "healthy" and (last.status, last.phase) == (state.status, state.phase):
+        left_s = last.at + interval_s - now
+        if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
+            return {
+                "rate_limited": True,
+                "run_id": snapshot.run.run_id,
+                "message": f"Rate limited. Next check available in {max(1, math.ceil(left_s / 60))} minutes.",
+                "next_check_in_seconds": round(left_s, 1),
+                "status": last.status,
+                "step": last.step,
+                "metrics": last.metrics,
+            }
+    with contextlib.suppress(OSError):  # a home that cannot be written is no reason not to look
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if state.terminal:
+            file.unlink(missing_ok=True)
+        else:
+            seen = LastLook(
+                at=now, status=state.status, phase=state.phase, step=snapshot.step, metrics=snapshot.metrics
+            )
+            replace_file(file, msgspec.json.encode(seen))
     return None
 
 
@@ -412,7 +403,7 @@ def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
             reward = last_reward(RunDirectory(run.path))
             more = {
                 "total_steps": facts.total_steps,
-                "reward": None if reward is None else significant(reward),
+                "reward": None if reward is None else rounded(reward, 3),
                 "minutes": round(max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1),
                 **nonempty(name=run.own_name, resumed_from=facts.resumed_from),
             }

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.answer_text import nonempty, shortened
+from halteres.agent.answer_text import clipped, nonempty, shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
@@ -162,7 +162,7 @@ class Outcome:
 
 
 def _plain(scores: Sequence[float]) -> list[float]:
-    """Whole numbers without a point, others with four significant digits."""
+    """Whole numbers without a point, others with four rounded digits."""
     return [int(score) if score == int(score) else float(f"{score:.4g}") for score in scores]
 
 
@@ -450,12 +450,12 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
     if names := [name for name in ("scores", "steps") if name in left_out]:
         short["left_out"] = {"what": names, "where": "each model's output_file"}
     for one in (*short.get("samples", ()), *short.get("responses", ())):
-        cut = shortened if length > 40 else _beginning
+        cut = shortened if length > 40 else clipped
         one.update({name: cut(text, length) for name, text in one.items() if isinstance(text, str)})
     for model in short["models_tested"]:
         # Of what was printed the end counts.
         model.update({name: model[name][-length:] for name in ("stdout", "stderr") if name in model})
-        model.update({name: _beginning(model[name], 2 * length) for name in ("why", "verdict") if name in model})
+        model.update({name: clipped(model[name], 2 * length) for name in ("why", "verdict") if name in model})
         for row in (model, *model["steps"]):
             for name in {*left_out} - {"steps"}:
                 row.pop(name, None)
@@ -468,7 +468,3 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
             short[name].pop()
             short["left_out"]["what"] = [*names, name]
     return short
-
-
-def _beginning(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

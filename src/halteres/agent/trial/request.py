@@ -125,17 +125,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_request(
-    draft: Draft,
-    *,
-    num_steps: int,
-    group_size: int,
-    models: Sequence[str] | None = None,
-    prompts: Sequence[str] = (),
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    backend: Backend | None = None,
+    draft: Draft, models: Sequence[str] | None = None, backend: Backend | None = None, **limits: Any
 ) -> Request:
-    """A test of a draft, not yet started.
+    """A test of a draft, not yet started; `limits` are further fields of it.
 
     Raises:
         NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
@@ -156,16 +148,12 @@ def new_request(
         draft=draft.handle,
         program=replace(program, is_foreign=description.is_foreign),
         env=env,
-        num_steps=num_steps,
-        group_size=group_size,
         models=tested,
         base_model=settings.inference.model,
         created_at=time.time(),
-        prompts=tuple(prompts),
-        max_tokens=max_tokens,
-        temperature=temperature,
         service=service_arguments(settings.inference),
         model_within_s=MODEL_WITHIN_S,
+        **limits,
     )
 
 

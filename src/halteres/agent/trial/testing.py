@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -180,20 +179,12 @@ async def rl_test_inference(
     if test_id:
         folder = await asyncio.to_thread(find_test, test_id)
     else:
-        make_request = partial(
-            new_request,
-            num_steps=num_steps,
-            group_size=group_size,
-            models=models,
-            prompts=prompts or (),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            backend=backend,
-        )
+        limits = {"num_steps": num_steps, "group_size": group_size, "prompts": tuple(prompts or ())}
+        limits |= {"max_tokens": max_tokens, "temperature": temperature}
 
         def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
             chosen, discarded = drafts.current(caller, draft)
-            request = make_request(chosen)
+            request = new_request(chosen, models, backend, **limits)
             spent = [name for name in keys_for(request) if environ.is_set(name)]
             if spent and caller.open_threads is not None:
                 why = f"Others are asked with this server's {' and '.join(spent)}"
