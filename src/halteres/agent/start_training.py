@@ -129,6 +129,8 @@ class CheckResult(Facts):
 
     check: str
     ok: bool
+    found: str = ""
+    problem: str = ""
     remedy: Sentence = ""
 
 

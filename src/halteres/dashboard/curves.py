@@ -11,9 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import msgspec
-
-from halteres.observe.metrics import Row, Tail, decoded, read_lines
+from halteres.observe.metrics import Row, Tail, read_rows
 from halteres.observe.plots import margins_of
 from halteres.runs.state import Kind
 
@@ -100,20 +98,11 @@ class Spark:
     evaluation: float | None = None  # the newest held-out share correct
 
 
-class _Row(msgspec.Struct, kw_only=True, gc=False):
-    reward: float | None = msgspec.field(name="reward/mean", default=None)
-    evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
-
-
-class _RewardTrainingRow(_Row, kw_only=True, gc=False):
-    reward: float | None = msgspec.field(name="accuracy", default=None)
-    evaluation: float | None = msgspec.field(name="eval_accuracy", default=None)
-
-
-_DECODERS: dict[Kind, msgspec.json.Decoder[_Row]] = {
-    "rl": msgspec.json.Decoder(_Row),
-    "reward": msgspec.json.Decoder(_RewardTrainingRow),
+_NAMES: dict[Kind, tuple[str, str]] = {
+    "rl": ("reward/mean", "eval/percent_correct"),
+    "reward": ("accuracy", "eval_accuracy"),
 }
+"""By what kind of run: the metrics that a list shows."""
 
 
 def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
@@ -127,9 +116,10 @@ def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
 
 @lru_cache(maxsize=2048)
 def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
-    rows = [row for line in read_lines(metrics) if (row := decoded(_DECODERS[kind], line)) is not None]
-    rewards = [row.reward for row in rows if row.reward is not None]
-    evaluations = [row.evaluation for row in rows if row.evaluation is not None]
+    rows = list(read_rows(metrics))
+    rewards, evaluations = (
+        [float(row[name]) for row in rows if isinstance(row.get(name), int | float)] for name in _NAMES[kind]
+    )
     if not rewards and not evaluations:
         return Spark()
     last = len(rewards) - 1

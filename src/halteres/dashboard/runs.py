@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from halteres.agent.answer_text import shortened, size_of
+from halteres.agent.answer_text import clipped, shortened, size_of
 from halteres.agent.drafts import HEADLINE
 from halteres.agent.logs import log_tail
 from halteres.agent.next_steps import next_after
@@ -64,7 +64,6 @@ def _row(run: Entry) -> dict[str, Any] | None:
         with boundary(RunUnreadable, f"Reading run {run.run_id}"):  # whatever is wrong with one run, the others stay
             state = read_state(run.path / "run.json")
             spark = spark_of(run.path / "metrics.jsonl", state.kind)
-            error = state.error
             return row | {
                 "kind": state.kind,
                 "model": state.base_model,
@@ -73,7 +72,7 @@ def _row(run: Entry) -> dict[str, Any] | None:
                 "evaluation": spark.evaluation,
                 "curve": [float(f"{value:.4g}") for value in spark.rewards],
                 "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
-                "error": f"{error[: ERROR_LENGTH - 3]}..." if error and len(error) > ERROR_LENGTH else error,
+                "error": state.error and clipped(state.error, ERROR_LENGTH),
             }
     except RunUnreadable as error:
         return {**row, "status": UNREADABLE, "ended_at": facts.created_at, "error": error.what}
@@ -207,13 +206,10 @@ def evaluations_of(run: RunDirectory) -> dict[str, Any]:
     tasks: list[dict[str, Any]] = []
     for task in before_and_after(run)[:MOST_TASKS]:
         answers = {
-            when: {
-                "completion": shortened(task.facts[when]["completion"], ANSWER_LENGTH),
-                "score": task.facts[when]["score"],
-            }
-            for when in ("before", "after")
+            "before": {"completion": shortened(task.before, ANSWER_LENGTH), "score": task.before_score},
+            "after": {"completion": shortened(task.after, ANSWER_LENGTH), "score": task.after_score},
         }
-        prompt = task.facts["prompt"]  # a text, chat messages, or whatever an environment has written in their place
+        prompt: Any = task.prompt  # a text, chat messages, or whatever an environment has written in their place
         if isinstance(prompt, list):
             prompt = "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)
         tasks.append({"prompt": shortened(str(prompt), PROMPT_LENGTH), **answers})
