@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, shortened
 from halteres.loopback import FOREIGN, Foreign, body_within, is_foreign, is_local
-from halteres.service.keys import LOCAL, NOBODY, SCOPE_KEY, Keys, Tenant, tenant_of
+from halteres.service.keys import LOCAL, NOBODY, SCOPE_KEY, Keys, Tenant
 from halteres.service.limits import Allowances, TooLarge, overloaded, size_text
 from halteres.service.wire.bodies import JSON, SMALL_BYTES, read
 
@@ -51,6 +51,11 @@ BURST_S = 5.0  # so many seconds' worth of requests may come at once
 MOST_RUNS = 256  # of which counts are kept; anybody may name a run
 
 log = logging.getLogger(__name__)
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whom a request comes from."""
+    return request.scope.get(SCOPE_KEY, LOCAL)
 
 
 def route(path: str, handler: Callable[[Request], Awaitable[Any]], method: str = "GET") -> Route:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from starlette.requests import Request
 
 from halteres.errors import InvalidConfig, NotFound, NotReady, ServerError, UserError, shortened, unknown
 from halteres.files import replacing
@@ -36,11 +35,6 @@ Tenant = str  # the owner of an API key, by name
 LOCAL: Tenant = "local"  # everybody, on a service without keys
 NOBODY: Tenant = ""  # whoever asks for what needs no key, of a service with keys: owns nothing
 SCOPE_KEY = "halteres.tenant"  # where the check of keys leaves the tenant in a request's ASGI scope
-
-
-def tenant_of(request: Request) -> Tenant:
-    """Whom a request comes from."""
-    return request.scope.get(SCOPE_KEY, LOCAL)
 
 
 def checked_name(name: str) -> Tenant:

@@ -15,10 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, ServerError, boundary
-from halteres.service.http import answer, body_of
+from halteres.service.http import answer, body_of, tenant_of
 from halteres.service.inference.answering import Inference, Output
 from halteres.service.inference.requests import Call, InferenceRequest
-from halteres.service.keys import tenant_of
 from halteres.service.wire.bodies import PROMPT_BYTES
 
 log = logging.getLogger(__name__)

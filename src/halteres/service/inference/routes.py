@@ -22,14 +22,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shortened
-from halteres.service.http import answer, refusal_at, route
+from halteres.service.http import answer, refusal_at, route, tenant_of
 from halteres.service.inference.answering import SCHEME, Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
 from halteres.service.inference.requests import Call, Chat, Weights, read
-from halteres.service.keys import tenant_of
 from halteres.service.sampling.samples import packed
 
 

@@ -35,8 +35,8 @@ from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
 from halteres.service.checkpoint_folders import CARD, FILES, checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints import Checkpoint
-from halteres.service.http import SIGNED, body_of, page_of, read_body, route, timestamp
-from halteres.service.keys import Tenant, tenant_of
+from halteres.service.http import SIGNED, body_of, page_of, read_body, route, tenant_of, timestamp
+from halteres.service.keys import Tenant
 from halteres.service.service import Service
 from halteres.service.training_runs import Model, Session, model_id_of, record
 from halteres.service.wire import bodies

@@ -22,8 +22,19 @@ import halteres
 from halteres.errors import UserError
 from halteres.process import steady_time
 from halteres.service.fleet import running
-from halteres.service.http import HEALTH, answer, body_of, page_of, presented, read_body, route, texts, timestamp
-from halteres.service.keys import Key, KeyFile, Tenant, tenant_of
+from halteres.service.http import (
+    HEALTH,
+    answer,
+    body_of,
+    page_of,
+    presented,
+    read_body,
+    route,
+    tenant_of,
+    texts,
+    timestamp,
+)
+from halteres.service.keys import Key, KeyFile, Tenant
 from halteres.service.routes.checkpoints import RUN, described
 from halteres.service.service import Service
 from halteres.service.training_runs import Model, Session

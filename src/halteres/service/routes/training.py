@@ -22,8 +22,8 @@ from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.durable import futures
 from halteres.service.durable.journal import Entry, new_id
-from halteres.service.http import answer, body_of, read_body, route
-from halteres.service.keys import Tenant, tenant_of
+from halteres.service.http import answer, body_of, read_body, route, tenant_of
+from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
 from halteres.service.service import Service
