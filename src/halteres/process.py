@@ -1,8 +1,8 @@
-"""How every process of ours begins and ends, how it starts and ends others, and which process a pid means.
+"""How every process of ours begins and ends, starts and ends others, which process a pid means, what a machine has.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that cannot outlive us, the
-process that outlives its maker, what descendants leave behind, the ban on torch where nobody but us would import it,
-thread counts, logging to stderr without secrets, the clock by which silence is measured.
+program that is run to its end, the process that outlives its maker, what descendants leave behind, the ban on torch
+where nobody but us would import it, logging to stderr without secrets, the clock by which silence is measured.
 Never: decides what a process does in between.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,14 +27,18 @@ from halteres.config import environ
 from halteres.errors import InvalidConfig
 from halteres.redaction import Redactor
 
-GRACE_S = 10.0
-"""How long a process may take to end in order after its lifeline broke; then it ends at once."""
+GRACE_S = 10.0  # how long a process may take to end in order after its lifeline broke; then it ends at once
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
 _LOOK_EVERY_S = 0.02
+
+MOST_OUTPUT = 4 * 1024 * 1024  # bytes at the end of each stream of a program that are read: answers come last
+OUTPUT_ENDS_WITHIN_S = 1.0  # after the program's end: somebody who escaped its group may hold a stream open
+
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,48 @@ class Child:
             self.exit.set_result(code)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a program ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()) -> Ended:
+    """Run somebody else's program to its end, in a group that is killed afterwards. TimeoutError after the deadline.
+
+    Args:
+        keys: names of the secret variables of ours that it may have; by default none.
+    """
+    pipe, threads = subprocess.PIPE, list[threading.Thread]()
+    child = Child(command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe)
+    ends = bytearray(), bytearray()
+
+    def read(stream: IO[bytes] | None, end: bytearray) -> None:
+        assert stream is not None, "it is a pipe"  # noqa: S101 - for the type checker
+        with stream:
+            while piece := os.read(stream.fileno(), 65536):
+                end += piece
+                del end[:-MOST_OUTPUT]
+
+    for stream, end in zip((child.process.stdout, child.process.stderr), ends, strict=True):
+        thread = threading.Thread(target=read, args=(stream, end), name="output of a program", daemon=True)
+        thread.start()
+        threads.append(thread)
+    try:
+        code = child.exit.result(within_s)
+    except TimeoutError:
+        raise TimeoutError(f"not within {within_s:g} s") from None
+    finally:
+        child.kill()
+    for thread in threads:
+        thread.join(OUTPUT_ENDS_WITHIN_S)
+    out, err = (bytes(end).decode(errors="replace") for end in ends)
+    return Ended(code=code, out=out, err=err)
+
+
 def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:
     """Start a process that outlives this one: a session of its own, its output in `log`, one descriptor handed down.
 
@@ -344,3 +390,38 @@ def _stat(pid: int | None) -> tuple[str, int]:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One kind of memory, in bytes. None: this system does not tell."""
+
+    total: int | None
+    free: int | None  # what a new process can have without pushing others out
+
+
+def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
+    """The machine's memory that is no GPU's, or the container's where that is less."""
+    machine = dict(_numbers(meminfo))  # KiB
+    total, free = (machine[name] << 10 if name in machine else None for name in ("MemTotal", "MemAvailable"))
+    if total is None:
+        with suppress(OSError, ValueError):
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    container = {name: dict(_numbers(cgroup / f"memory.{name}")) for name in ("max", "current", "stat")}
+    limit, used = container["max"].get(""), container["current"].get("")
+    if limit is None or used is None or (total is not None and limit >= total):
+        return Memory(total=total, free=free)
+    left = max(0, limit - used + container["stat"].get("inactive_file", 0))  # files in memory make way for a process
+    return Memory(total=limit, free=left if free is None else min(free, left))
+
+
+def _numbers(file: Path) -> Iterator[tuple[str, int]]:
+    """The numbers in a file by the word before them; none where it holds no number (`max`), or is not there."""
+    try:
+        rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return
+    for row in rows:
+        name, value = ("", row[0]) if len(row) == 1 else (row[0].rstrip(":"), row[1])
+        if value.isdecimal():
+            yield name, int(value)

@@ -12,7 +12,6 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
 from halteres.runs.reading.failures import FailedProcess, failed_process, kernel_kills, mending, ran_out, smaller
-from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.progress import Given, GivenTrainer, condition, read_given
 from halteres.runs.state import RunState, write_state
 
@@ -207,9 +206,9 @@ def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunD
     given |= {"env.seed": (7, "config_init"), "run.max_minutes": (5, "file")}
     rows = {name: {"value": value, "source": source} for name, (value, source) in given.items()}
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
-    assert chosen(run) == {"trainer.lora_rank": 8, "run.max_minutes": 5}
+    assert run.own_settings() == {"trainer.lora_rank": 8, "run.max_minutes": 5}
     (run.path / "config.resolved.json").write_text("[")
-    assert chosen(run) == {}
+    assert run.own_settings() == {}
 
 
 @pytest.mark.parametrize(

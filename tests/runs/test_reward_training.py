@@ -15,7 +15,7 @@ from halteres.observe.metrics import merge_by_step
 from halteres.rewards.model_folder import read_model_folder
 from halteres.rewards.training_plan import TrainingPlan, read_plan
 from halteres.runs.directory import list_runs, stop_run
-from halteres.runs.reading.outcome import outcome_of
+from halteres.runs.reading.evaluations import outcome_of
 from halteres.runs.starting.preflight import MissingKey
 from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
 

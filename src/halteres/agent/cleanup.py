@@ -24,9 +24,8 @@ from halteres.agent.trial.folder import Kind, TestFolder, tests_home
 from halteres.agent.watching.status import looks_home
 from halteres.config import environ
 from halteres.errors import Conflict, NotFound
-from halteres.runs import lock
 from halteres.runs.directory import runs_home
-from halteres.runs.state import read_state
+from halteres.runs.state import is_locked, lock_taken, read_state
 
 DAY_S = 24 * 3600.0
 TESTS, PICTURES = 50, 50
@@ -45,7 +44,7 @@ def clean_up() -> None:
 def _old_tests() -> None:
     for kind in get_args(Kind):
         for folder in _oldest(tests_home().glob(f"{kind}-*"), beyond=TESTS):
-            if not lock.held(TestFolder(folder).lock):
+            if not is_locked(TestFolder(folder).lock):
                 folder.rename(folder.with_name(REMOVING + folder.name))  # no reader sees half of it
     for folder in tests_home().glob(f"{REMOVING}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +53,7 @@ def _old_tests() -> None:
 def _old_drafts() -> None:
     for file in drafts_home().glob("mcp-*.json"):
         if _age_s(file) > 30 * DAY_S:
-            with contextlib.suppress(Conflict), lock.taken(lock_of(file)):
+            with contextlib.suppress(Conflict), lock_taken(lock_of(file)):
                 file.unlink(missing_ok=True)
                 lock_of(file).unlink(missing_ok=True)
 
@@ -76,7 +75,7 @@ def _old_pictures() -> None:
 
 def _unfinished_starts() -> None:
     for folder in runs_home().glob(".new-*"):
-        if _age_s(folder) > DAY_S and not lock.held(folder / "lock"):
+        if _age_s(folder) > DAY_S and not is_locked(folder / "lock"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -25,10 +25,10 @@ import yaml
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_environment, split_name
 from halteres.config.problem import Problem
-from halteres.config.sandboxed_process import Ended, run_caught
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
 from halteres.files import replace_file
+from halteres.process import Ended, run_caught
 
 DEADLINE_S = 120.0
 """How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a

@@ -31,8 +31,8 @@ from halteres.errors import InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.process import Child
 from halteres.redaction import Redactor
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import locked
 
 WIRING = "wiring.json"
 
@@ -102,8 +102,7 @@ FREE_WITHIN_S = 300.0
 
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
-GONE_AFTER_S = 30.0
-"""A service that computes may be slow to answer; one that has ended refuses the connection at once."""
+GONE_AFTER_S = 30.0  # a service that computes may be slow to answer; one that has ended refuses the connection at once
 
 
 @contextmanager
@@ -138,7 +137,7 @@ def served(
         log = log or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))) / "service.log"
         if run is not None:
             what = f"The weights of run {run.run_id} are in use."
-            held.enter_context(lock.locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
+            held.enter_context(locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
         state = (run.path if run is not None else log.parent) / "service"
         url = held.enter_context(_started(("--state", str(state), "--model", model, *arguments), log, given_up))
         yield Server(url=url)

@@ -29,7 +29,7 @@ from halteres.next_step import worded
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.outcome import Outcome, Weights, outcome_of, picture_of
+from halteres.runs.reading.evaluations import Outcome, Weights, outcome_of, picture_of
 from halteres.runs.state import RunState
 
 MOST_FIGURES = 180  # of a history: more would crowd out everything else that the reader keeps in mind

@@ -31,11 +31,10 @@ from halteres.errors import HalteresError, NotReady, UserError, boundary, unknow
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import worded
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
-from halteres.runs.lock import locked
+from halteres.runs.reading.evaluations import outcome_of
 from halteres.runs.reading.failures import read_restarts
-from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
-from halteres.runs.state import RunUnreadable, Status
+from halteres.runs.state import RunUnreadable, Status, locked
 
 WHY_LENGTH = 200
 """Characters of why there is no evaluation, and of an error in a list."""

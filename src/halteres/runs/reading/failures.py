@@ -25,8 +25,7 @@ from halteres.runs.state import RunState, read_state
 
 Changes = dict[str, Any]
 
-TOKENS = 64
-"""Lengths are lowered to a multiple of this many tokens."""
+TOKENS = 64  # lengths are lowered to a multiple of this many tokens
 
 
 def smaller(env: Mapping[str, Any]) -> Changes:
@@ -53,8 +52,7 @@ def mending(code: str | None, given: Given) -> Changes:
     return {}
 
 
-Memory = Literal["GPU memory", "memory"]
-"""As a sentence calls it."""
+Memory = Literal["GPU memory", "memory"]  # as a sentence calls it
 
 _WORDS: tuple[tuple[Memory, re.Pattern[str]], ...] = (
     ("GPU memory", re.compile(r"\b(CUDA|HIP|XPU|MPS|GPU)\b.*out of memory|OutOfMemoryError|_ALLOC_FAILED", re.I)),
@@ -229,8 +227,7 @@ def _said(run: RunDirectory, role: str, code: int | None) -> str:
     return last if not last or last.endswith((".", "!", "?")) else f"{last}."
 
 
-_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}
-"""Who a starting run was waiting for."""
+_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}  # who a starting run was waiting for
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,9 @@ from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
-Series = tuple[tuple[int, float], ...]
-"""(step, value), ascending."""
-
-RECENT = 8
-"""Steps whose pace is taken for the pace of those to come."""
-
-MANY = 0.5
-"""From this share of a step's groups on, those that were dropped are reported."""
+Series = tuple[tuple[int, float], ...]  # (step, value), ascending
+RECENT = 8  # steps whose pace is taken for the pace of those to come
+MANY = 0.5  # from this share of a step's groups on, those that were dropped are reported
 
 FAILED_ROLLOUTS, DROPPED_GROUPS = "rollouts/failed/", "groups/dropped/"
 """Before a reason: counts in an environment's row."""

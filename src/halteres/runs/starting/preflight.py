@@ -46,8 +46,7 @@ FREE_BYTES = 256 * 1024 * 1024
 
 MODEL = "inference.model"
 
-LEAST_LENGTH = 32
-"""Tokens: a chat's own marks and one short question take as many; no answer fits beside them."""
+LEAST_LENGTH = 32  # tokens: a chat's own marks and one short question take as many; no answer fits beside them
 
 LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
 """Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as the default is."""

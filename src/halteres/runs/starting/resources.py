@@ -36,9 +36,8 @@ from dataclasses import dataclass
 from halteres.config import environ
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
-from halteres.main_memory import Memory, main_memory
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
-from halteres.process import usable_cores
+from halteres.process import Memory, main_memory, usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
 ANSWERS_WITHIN_S = 5.0
@@ -118,11 +117,8 @@ def _usable_gpu() -> Gpu | None:
         return None  # a driver that does not answer is no GPU to count on
 
 
-WORKERS_PER_NODE = 8
-"""Groups under way at once where neither field says: atroposlib's default, and ours."""
-
-ANSWER_TOKENS = 512
-"""Tokens of an answer where the environment sets no limit of its own."""
+WORKERS_PER_NODE = 8  # groups under way at once where neither field says: atroposlib's default, and ours
+ANSWER_TOKENS = 512  # tokens of an answer where the environment sets no limit of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,15 +170,13 @@ def workload_of(settings: Settings) -> Workload:
     )
 
 
-NUMBER = 4
-"""Bytes of what is computed with weights."""
+NUMBER = 4  # bytes of what is computed with weights
 
 PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 24, 512, 1 << 30
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS, RECOMPUTED_BYTES = 16_384, 1 << 28, 20_000_000_000
 """The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
 
-CACHES = 2
-"""The policy's rows, and an evaluation's beside them."""
+CACHES = 2  # the policy's rows, and an evaluation's beside them
 
 UNFREED = 1.5
 """Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""

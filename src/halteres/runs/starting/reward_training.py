@@ -20,8 +20,7 @@ from halteres.runs.starting.run_models import find_folder
 from halteres.runs.starting.start import SUPERVISOR, begin_run, write_run
 from halteres.runs.state import RunState
 
-ENVIRONMENT = "reward-model"
-"""What stands in run.json where other runs have their environment."""
+ENVIRONMENT = "reward-model"  # what stands in run.json where other runs have their environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,14 +167,12 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
 
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"
-FIELDS = (*LISTS, SHORT)
-"""Fields of an environment's settings that may name a reward model."""
+FIELDS = (*LISTS, SHORT)  # fields of an environment's settings that may name a reward model
 
 RUBRIC_FILES = (".json", ".toml", ".yaml", ".yml")
 """Endings of a rubric's file; a rubric may also stand in the settings itself."""
 
-SERVER_BYTES = 500_000_000
-"""A reward server's process without a model: torch and transformers."""
+SERVER_BYTES = 500_000_000  # a reward server's process without a model: torch and transformers
 
 WORKING_BYTES = 200_000_000
 """One forward pass of its limit of tokens, of a small model; of a large one it is a small part of its weights."""

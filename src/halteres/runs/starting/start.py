@@ -22,21 +22,19 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.operator_policy import Policy, load_policy
-from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format, wired
+from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
 from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
 from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
 from halteres.runs.starting.resume import ResumePoint, carry_over
 from halteres.runs.starting.run_models import with_absolute_folders
-from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, read_state, write_state
+from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, locked, read_state, take_lock, write_state
 
-ROLES = ("api", "trainer", "env")
-"""Whose logs are linked to where the seeds have them."""
+ROLES = ("api", "trainer", "env")  # whose logs are linked to where the seeds have them
 
 FOLDERS = ("control", "logs", "rollouts", "evals", "api")
 SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")
@@ -77,7 +75,9 @@ def write_resolved(folder: Path, settings: Settings, state: RunState, path: Path
     what the run fills in itself: addresses, folders, what is copied from section to section. No key is among it."""
     env = to_seed_format(settings, _addresses(state, path))["env"]
     filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
-    whole = {**_resolved(folder), **values, **wired({**filled, "inference.url": state.urls.get("service")})}
+    filled["inference.url"] = state.urls.get("service")
+    wired: Effective = {name: {"value": value, "source": "wiring"} for name, value in filled.items()}
+    whole = {**_resolved(folder), **values, **wired}
     replace_file(folder / RESOLVED, json.dumps(whole, indent=1).encode() + b"\n")
 
 
@@ -264,7 +264,7 @@ def begin_run(start: _Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunD
     home = start.home
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with lock.locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
+        with locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
             if (first := run_of_key(start.idempotency_key)) is not None:
                 return first
             check_concurrency(start.policy)
@@ -293,7 +293,7 @@ def _launch(start: _Startable, beside: Path, path: Path, supervisor: Sequence[st
         for folder in FOLDERS:
             (beside / folder).mkdir(parents=True)
         start.write(beside, path)
-        held = lock.take(beside / "lock")
+        held = take_lock(beside / "lock")
         beside.rename(path)
         shown = True
         command = [*supervisor, str(path), "--lock-fd", str(held)]

@@ -1,11 +1,10 @@
 """The processes of one run: its roles, each ended with all that it started; the engine, which is a grandchild; and the
 process that forwards metrics to W&B, trackio and TensorBoard.
 
-What an exit means is decided elsewhere (`controller`). A child gets no secrets but those named, and what it prints goes
-through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for whatever else
-its supervisor does; its last words are in the log once its exit is known. Where nothing is secret, the child gets the
-log file itself. If the supervisor dies, its children, which end then too, find their output closed: Python's logging
-bears that.
+What an exit means is decided elsewhere (`controller`). A child gets no secrets but the given ones, and what it prints
+goes through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for its
+supervisor; its last lines are in the log once its exit is known. Where nothing is secret, the child gets the log file
+itself.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
 from halteres.process import GRACE_S, Child, Lifeline, alive, identity
 from halteres.redaction import SHORTEST, STRUCK
-from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.roles import STOP_ORDER, Probe, Role, RoleName
-from halteres.runs.supervision.state_writer import StateWriter
+from halteres.runs.directory import RunDirectory, StateWriter
+from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
+from halteres.text import beginning
 
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024
@@ -42,11 +41,8 @@ PIPE_BYTES = 1024 * 1024
 EMPTIED_WITHIN_S = 1.0
 """How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
 
-LOOK_EVERY_S = 0.1
-"""How often an engine, which is not our child, is looked at."""
-
-TOLD_WITHIN_S = 2.0
-"""How long the service may take to say how its engine ended."""
+LOOK_EVERY_S = 0.1  # how often an engine, which is not our child, is looked at
+ENGINE_EXIT_WITHIN_S = 2.0  # how long the service may take to say how its engine ended
 
 SINKS = (sys.executable, "-m", "halteres.observe.sinks")
 
@@ -98,8 +94,7 @@ def spawn(
 class Strainer:
     """Strikes values out of a stream of bytes, however the stream is cut.
 
-    What it holds back is the beginning of a value at the very end of what came so far: less than the longest value,
-    and nothing of what cannot become one.
+    What it holds back is the beginning of a value at the very end of what came so far, and nothing else.
 
     >>> strainer = Strainer(["sk-12345678"])
     >>> strainer.through(b"key=sk-12"), strainer.through(b"345678!"), strainer.rest()
@@ -107,10 +102,10 @@ class Strainer:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = {os.fsencode(secret) for secret in secrets if len(secret) >= SHORTEST}
+        values = {os.fsencode(secret).decode("latin-1") for secret in secrets if len(secret) >= SHORTEST}
         self._secrets = sorted(values, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
-        self._held = b""
+        self._pattern = re.compile("|".join(map(re.escape, self._secrets)))
+        self._held = ""
 
     @property
     def idle(self) -> bool:
@@ -121,31 +116,18 @@ class Strainer:
         """What may be written by now."""
         if self.idle:
             return data
-        stream = self._held + data
-        written, at, cut = list[bytes](), 0, len(stream) - self._beginning_at_the_end(stream)
+        stream = self._held + data.decode("latin-1")  # one character for each byte
+        cut = beginning(stream, self._secrets)
         for match in self._pattern.finditer(stream):
-            if match.start() >= cut:
-                break  # it may be the beginning of a longer one
-            written += [stream[at : match.start()], STRUCK.encode()]
-            at = match.end()
-        cut = max(cut, at)
+            if match.start() < cut:  # else it may be the beginning of a longer one
+                cut = max(cut, match.end())
         self._held = stream[cut:]
-        return b"".join((*written, stream[at:cut]))
+        return self._pattern.sub(STRUCK, stream[:cut]).encode("latin-1")
 
     def rest(self) -> bytes:
         """What was held back: nothing more comes."""
-        held, self._held = self._held, b""
-        return held if self.idle else self._pattern.sub(STRUCK.encode(), held)
-
-    def _beginning_at_the_end(self, stream: bytes) -> int:
-        """Length of the longest end of the stream that a value begins with."""
-        longest = 0
-        for secret in self._secrets:
-            at = stream.find(secret[:1], max(0, len(stream) - len(secret) + 1))
-            while at >= 0 and not secret.startswith(stream[at:]):
-                at = stream.find(secret[:1], at + 1)
-            longest = max(longest, len(stream) - at if at >= 0 else 0)
-        return longest
+        held, self._held = self._held, ""
+        return self._pattern.sub(STRUCK, held).encode("latin-1") if held else b""
 
 
 def _piped(log: int, strainer: Strainer, name: str) -> tuple[int, Callable[[], object]]:
@@ -271,8 +253,16 @@ class ProcessGroup:
 
     async def _watch(self, role: Role, child: Child) -> None:
         """Report readiness, then the exit; or the exit alone."""
+
+        async def until_ready() -> None:
+            pause_s = 0.05
+            async with asyncio.timeout(role.ready_within_s):
+                while not await role.ready():
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 1.4, 0.5)
+
         exited = asyncio.wrap_future(child.exit)
-        probe = asyncio.create_task(asyncio.wait_for(_until(role.ready), role.ready_within_s))
+        probe = asyncio.create_task(until_ready())
         try:
             await asyncio.wait((probe, exited), return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
@@ -291,14 +281,6 @@ class ProcessGroup:
         if self.writer.state.processes.get(name, {}).get("exit") is None:
             self.writer.process(name, exit=code, state=f"exited ({code})")
             self.writer.event("process_exit", role=name, code=code)
-
-
-async def _until(probe: Probe) -> None:
-    """Return once the probe says yes. The caller sets the deadline."""
-    pause_s = 0.05
-    while not await probe():
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.4, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +317,7 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
         await _gone(engine)
         code = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_WITHIN_S):
+            async with asyncio.timeout(ENGINE_EXIT_WITHIN_S):
                 code = await engine_exit_code(folder, engine["pid"])
         yield EngineGone(code)
         pid = engine["pid"]
@@ -391,7 +373,7 @@ class Forwarding:
         except OSError as error:
             self._failed(f"The process that forwards metrics could not be started: {error.strerror or error}.")
         else:
-            self._watch = asyncio.create_task(self._until_exit(self._child), name="sinks")
+            self._watch = asyncio.create_task(self._report_death(self._child), name="sinks")
 
     async def end(self) -> None:
         """Let it finish, for a while."""
@@ -408,7 +390,7 @@ class Forwarding:
         await asyncio.to_thread(child.end, SINKS_END_WITHIN_S)
         await watch
 
-    async def _until_exit(self, child: Child) -> None:
+    async def _report_death(self, child: Child) -> None:
         if code := await asyncio.wrap_future(child.exit):
             how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
             self._failed(f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}.")

@@ -28,21 +28,17 @@ from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boun
 from halteres.files import replace_file
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
-from halteres.runs import lock
-from halteres.runs.directory import WAKE, RunDirectory
-from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.outcome import PLOT, Outcome, draw, outcome_of
+from halteres.runs.directory import WAKE, RunDirectory, StateWriter
+from halteres.runs.reading.evaluations import PLOT, Outcome, before_and_after, draw, outcome_of
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
-from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
+from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
 from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
-from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
-NUM_SAMPLES = 2
-"""Answers shown before and after."""
+NUM_SAMPLES = 2  # answers shown before and after
 
 
 async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
@@ -217,7 +213,7 @@ def main(arguments: Sequence[str] | None = None, roles_of: RolesOf = roles_of) -
     run = RunDirectory(given.directory.absolute())
     try:
         if given.lock_fd is None:
-            lock.take(run.path / "lock")  # held until this process ends
+            take_lock(run.path / "lock")  # held until this process ends
         else:
             os.set_inheritable(given.lock_fd, False)  # children must not hold it after us
         process.adopt_orphans()
