@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -79,10 +79,7 @@ def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE)
     It speaks of these two sets of weights on all tasks like these: both the choice of tasks and the noise of sampling
     are in the interval. What another seed of training would have given is not.
 
-    Args:
-        pairs: at least one.
-        spread: how far apart two measurements can be: 1 for shares.
-        confidence: of the interval.
+    `spread`: how far apart two measurements can be, 1 for shares.
 
     Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired proportions: the interval
     of the plain mean after two more tasks, one that gained everything and one that lost everything. Here it is used
@@ -152,14 +149,12 @@ def differences(before: Evaluation, after: Evaluation, confidence: float = CONFI
     for name in after.figures:
         if name not in before.figures or name.endswith("_stderr") or name.startswith(_NO_GAIN):
             continue
-        task_by_task = (
-            _paired(first[name], second[name], name, confidence) if name in first and name in second else None
-        )
+        by_task = _paired(first[name], second[name], name, confidence) if name in first and name in second else None
         error, mean, later = f"{name}_stderr", before.figures[name], after.figures[name]
         apart = Difference(delta=later - mean)
         if error in before.figures and error in after.figures:
             apart = unpaired((mean, before.figures[error]), (later, after.figures[error]), confidence)
-        found[name] = task_by_task or apart
+        found[name] = by_task or apart
     return found
 
 
@@ -167,9 +162,8 @@ def differences(before: Evaluation, after: Evaluation, confidence: float = CONFI
 class _Figure:
     """One figure, task by task."""
 
-    tasks: defaultdict[bytes, list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # by a hash of the question
+    # By a hash of the question.
+    tasks: defaultdict[bytes, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def values(self) -> list[float]:
@@ -236,22 +230,20 @@ def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Map
             if sample is None or not sample.prompt:
                 continue  # torn, of another kind, or of a task that is not told
             prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
-            for name, value in _values(sample, success_threshold):
+            values: dict[str, float] = {}
+            if sample.temperature == 0:
+                if _is_finite(sample.score):
+                    values[GREEDY] = float(sample.score > success_threshold)
+            else:  # without a temperature it counts as sampled at 1
+                if _is_finite(sample.score):
+                    values |= {CORRECT: float(sample.score > success_threshold), SCORE: float(sample.score)}
+                if _is_finite(sample.tokens):
+                    values[LENGTH] = float(sample.tokens)
+                if sample.finish is not None:
+                    values[TRUNCATED] = float(sample.finish == "length")
+            for name, value in values.items():
                 found[name].tasks[prompt].append(value)
     return found
-
-
-def _values(sample: _Sample, success_threshold: float) -> Iterator[tuple[str, float]]:
-    """What one sample gives for which figure. Without a temperature it counts as sampled at 1."""
-    greedy = sample.temperature == 0
-    if _is_finite(sample.score):
-        yield GREEDY if greedy else CORRECT, float(sample.score > success_threshold)
-        if not greedy:
-            yield SCORE, float(sample.score)
-    if not greedy and _is_finite(sample.tokens):
-        yield LENGTH, float(sample.tokens)
-    if not greedy and sample.finish is not None:
-        yield TRUNCATED, float(sample.finish == "length")
 
 
 def _is_finite(value: Any) -> bool:
@@ -322,22 +314,11 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
 LOGGED = "logged.jsonl"  # rows that a foreign environment logged to W&B while it evaluated
 
 
-class _Results(msgspec.Struct):
-    all: dict[str, Any]
-
-
-class _Report(msgspec.Struct):
-    """metrics.json, as far as it is read."""
-
-    results: _Results
-
-
 def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[str, Any]:
-    """Its figures: numbers, each named `eval/...` (where its own name is another, `eval/` is put before it).
+    """Its figures: numbers, each called `eval/...` (where its own name is another, `eval/` is put before it).
 
     Args:
-        program: the environment.
-        folder: its `data_dir_to_save_evals`.
+        folder: the environment's `data_dir_to_save_evals`.
         output: what it printed.
 
     Raises:
@@ -350,8 +331,8 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
         rows = read_rows(folder / LOGGED)
         found = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
         try:
-            found |= msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
-        except (OSError, *NOT_JSON):
+            found |= json.loads(read_regular(folder / "metrics.json"))["results"]["all"]
+        except (OSError, *NOT_JSON, TypeError, LookupError):
             found = found or None
     else:
         for line in output.splitlines():

@@ -36,14 +36,16 @@ def conditions(state: RunState) -> dict[str, str]:
     return {role: condition(state.processes.get(role, {})) for role in roles}
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL, or "signal 77" where the system has no name for it."""
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
+
+
 def condition(facts: Mapping[str, Any]) -> str:
     """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by SIGKILL" and others."""
     code, state = facts.get("exit"), str(facts.get("state") or "")
     if isinstance(code, int) and code < 0:
-        try:
-            return f"ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"ended by signal {-code}"
+        return f"ended by {signal_name(-code)}"
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
     return (state or "running") if facts.get("pid") else "not started"
@@ -61,17 +63,17 @@ class Alert:
 
     def __str__(self) -> str:
         often = f", {self.times} times" if self.times > 1 else ""
-        said = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
-        return f"{self.rule} (step {self.step}{often}): {said}"
+        sentences = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
+        return f"{self.rule} (step {self.step}{often}): {sentences}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As events.jsonl has it: the remedy as text, and in its parts."""
-        steps, later = (
-            [{"tool": step.tool, "args": dict(step.args)} for step in calls]
-            for calls in (self.remedy.steps, self.remedy.later)
-        )
-        parts = {"steps": steps, "words": self.remedy.words, "later": later}
+        """As events.jsonl has it: what to do as text, and in its parts."""
+
+        def calls(steps: Iterable[NextStep]) -> list[Row]:
+            return [{"tool": step.tool, "args": dict(step.args)} for step in steps]
+
+        parts = {"steps": calls(self.remedy.steps), "words": self.remedy.words, "later": calls(self.remedy.later)}
         return {"rule": self.rule, "step": self.step, "evidence": self.evidence, "remedy": str(self.remedy), **parts}
 
 
@@ -86,9 +88,8 @@ def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
         rule, step = str(event.get("rule")), event.get("step")
         remedy = Remedy(words=str(event.get("remedy") or ""))  # of an earlier version's event, which has the text alone
         if "steps" in event:
-            steps, later = (
-                tuple(NextStep(step["tool"], step["args"]) for step in event[name]) for name in ("steps", "later")
-            )
+            calls = (event[name] for name in ("steps", "later"))
+            steps, later = (tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls)
             remedy = Remedy(steps, event["words"], later)
         by_rule[rule] = Alert(
             rule=rule,
@@ -217,11 +218,8 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         values = {row.step: value for row in rows if (value := value_of(row)) is not None}
         return tuple(sorted(values.items()))
 
-    reward, evaluation, preferred = (
-        series(lambda row: row.reward),
-        series(lambda row: row.evaluation),
-        series(lambda row: row.preferred),
-    )
+    reward, evaluation = series(lambda row: row.reward), series(lambda row: row.evaluation)
+    preferred = series(lambda row: row.preferred)
     versions, norms = series(lambda row: row.version), series(lambda row: row.update_norm)
     trained, evaluated = reward or preferred, _events(events, "eval")
     is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps  # the last evaluation is over
@@ -313,20 +311,12 @@ _row_decoder = msgspec.json.Decoder(Row)
 
 def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, int]]]:
     """Rows that count something under names with this prefix, and these counts by what comes after it."""
-    found = [
-        row for line in lines if f'"{prefix}'.encode() in line and (row := decoded(_row_decoder, line)) is not None
-    ]
-    return [
-        (
-            row,
-            {
-                name.removeprefix(prefix): count
-                for name, count in row.items()
-                if name.startswith(prefix) and isinstance(count, int)
-            },
-        )
-        for row in found
-    ]
+    mark, found = f'"{prefix}'.encode(), list[tuple[Row, dict[str, int]]]()
+    for line in lines:
+        if mark in line and (row := decoded(_row_decoder, line)) is not None:
+            counts = {name: count for name, count in row.items() if name.startswith(prefix) and isinstance(count, int)}
+            found.append((row, {name.removeprefix(prefix): count for name, count in counts.items()}))
+    return found
 
 
 def _events(lines: Sequence[bytes], kind: str) -> list[Row]:

@@ -22,7 +22,7 @@ from halteres.errors import HalteresError, InvalidConfig, NotFound, UserError, n
 from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
-from halteres.runs.directory import RunDirectory, active_runs
+from halteres.runs.directory import RunDirectory, active_runs, runs_home
 from halteres.runs.reading.failures import DiskFull
 from halteres.runs.starting import resources
 from halteres.runs.starting.resources import Workload, workload_of
@@ -40,7 +40,6 @@ from halteres.runs.starting.run_models import (
 )
 
 T = TypeVar("T")
-
 FREE_BYTES = 256 * 1024 * 1024
 """What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
 
@@ -100,7 +99,6 @@ class Plan:
     """A run that somebody wants to start."""
 
     settings: Settings
-    home: Path  # of all runs
     policy: Policy = field(default_factory=Policy)
     service_url: str | None = None  # a service to use instead of starting one
     resume: RunDirectory | None = None
@@ -166,8 +164,11 @@ def examine(plan: Plan) -> Examined:
             failure.next = how_to_unlock(MODEL, policy)  # not for whoever starts a run to change
     described, environment = attempt("environment", lambda: _environment(settings))
     checks += [*model_checks, _disk(plan, shape), described, attempt("batch", lambda: check_batch(settings))[0]]
-    checks += [*_length(settings), *_caps(plan), *_rate(settings, shape), *reward_checks]
-    checks += examine_components(settings.env)
+    checks += [*_advice(settings, shape), *reward_checks, *examine_components(settings.env)]
+    if policy.caps.max_steps is not None:
+        checks.append(attempt("steps allowed", lambda: check_steps(plan))[0])
+    if policy.caps.max_concurrent_runs is not None:
+        checks.append(attempt("runs allowed", lambda: check_concurrency(policy))[0])
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)
@@ -186,6 +187,12 @@ def check_concurrency(policy: Policy) -> None:
             cap="max_concurrent_runs",
             limit=cap,
         )
+
+
+def check_steps(plan: Plan) -> None:
+    """PolicyCap where the run has more steps than the policy allows."""
+    if (problem := over_cap(plan.policy, plan.settings.trainer.total_steps)) is not None:
+        raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
 
 
 def check_batch(settings: Settings) -> None:
@@ -212,13 +219,13 @@ def check_keys(policy: Policy) -> None:
 
 def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     """Of the GPU where the engine will use one; `beside`: bytes of the run's reward server."""
-    there, work = resources.look(plan.settings.inference.device), plan.demands
-    name = "gpu memory" if there.gpu and shape else "memory"
-    free = (there.model_memory if shape else there.memory).free
+    machine, work = resources.look(plan.settings.inference.device), plan.demands
+    name = "gpu memory" if machine.gpu and shape else "memory"
+    free = (machine.model_memory if shape else machine.memory).free
     batch_bytes = resources.batch_bytes(work)
     needed = resources.OTHERS_BYTES + batch_bytes
     if shape is not None:
-        needed = resources.need(shape, work, on_gpu=there.gpu is not None).total
+        needed = resources.need(shape, work, on_gpu=machine.gpu is not None).total
     needed += beside if name == "memory" else 0  # a reward server computes on the CPU
     figures = {"need_gb": resources.gb(needed), "free_gb": resources.gb(free)}
     if free is None or needed <= free:
@@ -230,13 +237,14 @@ def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     else:
         rewards = f" The run's reward models take {beside / 1e9:.1f} GB of it." if beside else ""
         why = f"The model is '{plan.settings.inference.model}'.{rewards}"
-        remedy = "Take a smaller inference.model, or end what else uses the memory."
-        failure = TooLarge(what, why, remedy, field=MODEL, **figures)
+        fix = "Take a smaller inference.model, or end what else uses the memory."
+        failure = TooLarge(what, why, fix, field=MODEL, **figures)
     return Check(name=name, ok=False, figures=figures, failure=failure)
 
 
 def _disk(plan: Plan, shape: ModelShape | None) -> Check:
-    there = next(folder for folder in (plan.home, *plan.home.parents) if folder.exists())
+    home = runs_home()
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
     free, needed, trainer = shutil.disk_usage(there).free, FREE_BYTES, plan.settings.trainer
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
@@ -246,7 +254,7 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     if free >= needed:
         return Check(name="disk", figures=figures)
     failure = DiskFull(
-        f"Too little room in {plan.home}.",
+        f"Too little room in {home}.",
         f"{free / 1e6:.0f} MB are free; a run needs {needed / 1e6:.0f} MB.",
         "Make room, or set HALTERES_HOME to another disk.",
         **figures,
@@ -266,34 +274,18 @@ def _environment(settings: Settings) -> EnvironmentProgram:
     return replace(environment, is_foreign=description.is_foreign)
 
 
-def _length(settings: Settings) -> Iterator[Check]:
-    """Whether prompts have room beside their answers: advice, for how long prompts are nobody knows yet."""
+def _advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
+    """What no run is refused for: no room for prompts beside their answers, a large model at a small one's rate."""
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
         found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
-        remedy = "raise max_token_length above max_new_tokens by the length of a prompt"
-        yield Check(name="room for answers", ok=longest > LEAST_LENGTH, found=found, remedy=remedy)
-
-
-def _rate(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
-    """Whether the built-in model's learning rate meets a large model."""
+        fix = "raise max_token_length above max_new_tokens by the length of a prompt"
+        yield Check(name="room for answers", ok=longest > LEAST_LENGTH, found=found, remedy=fix)
     rate = settings.trainer.learning_rate
     if shape is not None and shape.parameters >= LARGE_MODEL and rate >= HIGH_RATE:
         found = f"{rate:g} suits the built-in model of 0.9 M parameters; this model has {shape.parameters / 1e6:.0f} M"
-        remedy = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
-        yield Check(name="learning rate", ok=False, found=found, remedy=remedy)
-
-
-def _caps(plan: Plan) -> Iterator[Check]:
-    def check_steps() -> None:
-        problem = over_cap(plan.policy, plan.settings.trainer.total_steps)
-        if problem is not None:
-            raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
-
-    if plan.policy.caps.max_steps is not None:
-        yield attempt("steps allowed", check_steps)[0]
-    if plan.policy.caps.max_concurrent_runs is not None:
-        yield attempt("runs allowed", lambda: check_concurrency(plan.policy))[0]
+        fix = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+        yield Check(name="learning rate", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:
@@ -304,8 +296,8 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
         if model is not None:
             models.append(model)
         if check.failure is not None:
-            named = next(name for name in FIELDS if folder in reward_folders({name: env.get(name)}))
-            check.failure.details.setdefault("field", f"env.{named}")
+            field = next(name for name in FIELDS if folder in reward_folders({name: env.get(name)}))
+            check.failure.details.setdefault("field", f"env.{field}")
         checks.append(replace(check, found=str(model.path) if model else ""))
     return checks, models
 
@@ -320,7 +312,7 @@ def examine_components(env: Mapping[str, Any]) -> list[Check]:
         for component in components_of(env.get(name)):
             function, rubric = component.get("function"), component.get("rubric")
             if isinstance(function, str) and function.rpartition(":")[0].endswith(".py"):
-                checks.append(attempt("reward function", lambda named=function: _check_function(named))[0])
+                checks.append(attempt("reward function", lambda given=function: _check_function(given))[0])
             if rubric and (not isinstance(rubric, str) or "\n" in rubric or rubric.endswith(RUBRIC_FILES)):
                 checks.append(attempt("rubric", lambda given=rubric: read_rubric(given))[0])
             for failure in (check.failure for check in checks if check.failure):
@@ -336,18 +328,12 @@ def _check_function(function: str) -> None:
         source = file.read_text()
         tree = ast.parse(source)
     except FileNotFoundError as error:
-        beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
-        raise NotFound(
-            f"There is no file {file} for the reward function '{name}'.",
-            next=f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it.",
-        ) from error
+        what = f"There is no file {file} for the reward function '{name}'."
+        raise NotFound(what, next="Name the file that defines it.") from error
     except (OSError, SyntaxError, ValueError) as error:
         raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
     if not re.search(rf"\b{re.escape(name)}\b|import \*", source):
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        guess = nearest(name, defined)
-        raise InvalidConfig(
-            f"There is no function '{name}' in {file}.",
-            f"It defines {', '.join(defined) or 'none'}.",
-            f"Did you mean '{guess}'?" if guess else "",
-        )
+        why, guess = f"It defines {', '.join(defined) or 'none'}.", nearest(name, defined)
+        next = f"Did you mean '{guess}'?" if guess else ""
+        raise InvalidConfig(f"There is no function '{name}' in {file}.", why, next)

@@ -1,11 +1,9 @@
 """Going on from another run's newest checkpoint.
 
 A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service stands on a copy of the
-old one's state (journal copied, checkpoint files linked: they alone are never written again), so that the old
-checkpoints keep their tinker:// paths and the new run lives on when the old one is deleted. Where the old run used
-somebody else's service, the checkpoints are there, and the new run must use the same. Metrics, evaluations and rollouts
-up to the checkpoint come along: the curve is whole; so does what the environment saved of itself. Groups do not: those
-of the step under way are drawn again.
+old one's state (journal copied, checkpoint files linked: they alone are never written again), so that the new run lives
+on when the old one is deleted; somebody else's service must be the same. Metrics, evaluations, rollouts and what the
+environment saved of itself come along up to the checkpoint. Groups do not: those under way are drawn again.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ from halteres.observe.metrics import Row, append_row
 from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory
-from halteres.runs.state import RunState
 
-RESUME_FIELDS = ("name", "step", "state_path", "version")
 ROLES_END_WITHIN_S = 15.0
 
 
@@ -47,8 +43,9 @@ class ResumePoint:
 
     @property
     def wiring(self) -> dict[str, Any]:
-        """What the trainer is told."""
-        return {name: self.checkpoint[name] for name in RESUME_FIELDS if name in self.checkpoint}
+        """What the trainer is given."""
+        names = ("name", "step", "state_path", "version")
+        return {name: self.checkpoint[name] for name in names if name in self.checkpoint}
 
     def metrics(self) -> list[Row]:
         """The old run's metrics up to here."""
@@ -66,7 +63,16 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     if not state.terminal:
         stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
         raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
-    _wait_for_processes(state)
+    # A run whose supervisor was killed has processes that are just ending; their files must be at rest.
+    ends = time.monotonic() + ROLES_END_WITHIN_S
+    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)}:
+        if time.monotonic() > ends:
+            raise Conflict(
+                f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",
+                "Its supervisor is gone, and they have not ended by themselves.",
+                f"End them (pid {', '.join(living.values())}), then resume.",
+            )
+        time.sleep(0.1)
     checkpoint = old.newest_checkpoint()
     if checkpoint is None:
         raise NotFound(
@@ -89,19 +95,6 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
             "Start it where TINKER_BASE_URL is not set, and name no service.",
         )
     return ResumePoint(run=old, checkpoint=checkpoint)
-
-
-def _wait_for_processes(state: RunState) -> None:
-    """A run whose supervisor was killed has processes that are just ending; their files must be at rest."""
-    ends = time.monotonic() + ROLES_END_WITHIN_S
-    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)}:
-        if time.monotonic() > ends:
-            raise Conflict(
-                f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",
-                "Its supervisor is gone, and they have not ended by themselves.",
-                f"End them (pid {', '.join(living.values())}), then resume.",
-            )
-        time.sleep(0.1)
 
 
 def _check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:

@@ -5,36 +5,32 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from halteres.config.operator_policy import Policy, load_policy, over_cap
+from halteres.config.operator_policy import load_policy, over_cap
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
-from halteres.runs.directory import RunDirectory, new_run_id, runs_home
+from halteres.runs.directory import RunDirectory
 from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import TooLarge, check_keys
 from halteres.runs.starting.run_models import find_folder
-from halteres.runs.starting.start import SUPERVISOR, begin_run, write_run
+from halteres.runs.starting.start import SUPERVISOR, Startable, begin_run, write_run
 from halteres.runs.state import RunState
 
 ENVIRONMENT = "reward-model"  # what stands in run.json where other runs have their environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardStart:
+class RewardStart(Startable):
     """One reward training about to begin."""
 
     training: TrainingRun
     forecast: Forecast
-    base_model: str  # as it was asked for; the plan holds its folder
+    base_model: str  # its name; the plan holds its folder
     name: str | None = None
-    policy: Policy = field(default_factory=load_policy)
-    home: Path = field(default_factory=runs_home)
-    run_id: str = field(default_factory=new_run_id)
-    idempotency_key: str | None = None
     resumed: RunDirectory | None = None
 
     @property
@@ -52,8 +48,8 @@ class RewardStart:
         state, metrics = self.state(), self.resumed.metrics() if self.resumed else []
         (folder / "config.yaml").write_text("env: {}\n")
         self.training.write(folder)
-        kept = [row for row in metrics if row.get("step", 0) <= state.step]
-        write_run(folder, state, Settings.model_validate(sections), self.policy, kept)
+        metrics = [row for row in metrics if row.get("step", 0) <= state.step]
+        write_run(folder, state, Settings.model_validate(sections), self.policy, metrics)
 
     def state(self) -> RunState:
         """What run.json says first."""
@@ -85,14 +81,12 @@ def plan_reward_training(
 
     Raises:
         NotFound: there is no such model or file.
-        InvalidConfig: a setting is wrong.
-        InvalidData: rows cannot be used; the message tells them by number.
+        InvalidConfig, InvalidData: a setting is wrong; rows cannot be used, the message tells them by number.
         TooLarge: the memory that is free is less than what it takes.
         MissingKey, PolicyCap: the operator's policy does not allow it.
     """
 
-    def absolute(data: str) -> str:
-        """A file as it is named from anywhere; what is none is a name of the hub."""
+    def absolute(data: str) -> str:  # what is no file is a name of the hub
         return str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
 
     if "output_dir" in plan.settings.model_fields_set:
@@ -119,12 +113,8 @@ def plan_reward_training(
 def plan_resumed_training(
     run: RunDirectory, *, name: str | None = None, idempotency_key: str | None = None
 ) -> RewardStart:
-    """Go on from the newest checkpoint of a reward training, with its settings, as a new run.
-
-    Raises:
-        Conflict: it goes on yet, is complete, or has no checkpoint.
-        TooLarge, MissingKey, PolicyCap: as `plan_reward_training` does.
-    """
+    """Go on from the newest checkpoint of a reward training, with its settings, as a new run. Conflict: it goes on yet,
+    is complete, or has no checkpoint; else as `plan_reward_training`."""
     state, newest = run.state(), run.newest_checkpoint()
     if not state.terminal:
         raise Conflict(f"Run {run.run_id} has not ended.", f"It is {state.status}.", "Stop it first.")
@@ -153,8 +143,8 @@ def _checked(forecast: Forecast) -> Forecast:
     check_keys(policy)
     problem = over_cap(policy, forecast.total_steps or 1)
     if problem is not None:
-        remedy = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
-        raise replace(problem, field="max_steps").alone(remedy)
+        fix = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
+        raise replace(problem, field="max_steps").alone(fix)
     free, needed_gb = resources.look().memory.free, forecast.memory_gb
     if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(

@@ -1,8 +1,7 @@
 """Starting a run: everything or nothing. A failed check leaves no directory.
 
 The detached supervisor holds the run's lock from before the directory can be seen. One key starts one run, and the
-policy's cap on runs at once holds, however many processes start at the same time: from looking at the runs that there
-are until the new one can be seen, one of them goes on.
+policy's cap on runs at once holds, however many processes start at the same time: a lock admits one after another.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
@@ -30,7 +28,7 @@ from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
 from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
 from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
-from halteres.runs.starting.resume import ResumePoint, carry_over
+from halteres.runs.starting.resume import carry_over
 from halteres.runs.starting.run_models import with_absolute_folders
 from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, locked, read_state, take_lock, write_state
 
@@ -60,11 +58,8 @@ def config_text(
     api_key: str | None = None,
     folder: Path | None = None,
 ) -> str:
-    """config.yaml of a run; before its supervisor has ports, with the default ones.
-
-    `api_url` is the trajectory server's, with its login; `folder` is where the run's files lie, while that is not
-    `path` yet.
-    """
+    """config.yaml of a run; before its supervisor has ports, with the default ones. `api_url` has a login; `folder` is
+    where the run's files lie, while that is not `path` yet."""
     config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
@@ -114,48 +109,26 @@ def write_run(folder: Path, state: RunState, settings: Settings, policy: Policy,
     write_state(folder / "run.json", state)
 
 
-class _Startable(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startable:
     """A run about to begin, of whatever kind."""
 
-    @property
-    def run_id(self) -> str: ...
+    run_id: str = field(default_factory=new_run_id)
+    policy: Policy = field(default_factory=load_policy)  # what the operator locks and caps
+    idempotency_key: str | None = None
 
-    @property
-    def home(self) -> Path: ...
-
-    @property
-    def policy(self) -> Policy: ...
-
-    @property
-    def idempotency_key(self) -> str | None: ...
-
-    def write(self, folder: Path, path: Path) -> None: ...
+    def write(self, folder: Path, path: Path) -> None:
+        """The run's files, in a folder that will be `path`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Startable):
     """One run of reinforcement learning about to begin."""
 
     plan: Plan
     ground: Ground  # of that plan, as `preflight.examine` found it
     sources: Sources
-    run_id: str = field(default_factory=new_run_id)
-    idempotency_key: str | None = None
-
-    @property
-    def home(self) -> Path:
-        """Of all runs."""
-        return self.plan.home
-
-    @property
-    def policy(self) -> Policy:
-        """What the operator locks and caps."""
-        return self.plan.policy
-
-    @property
-    def resume(self) -> ResumePoint | None:
-        """Where it goes on."""
-        return self.ground.resume
 
     @property
     def settings(self) -> Settings:
@@ -168,6 +141,7 @@ class Start:
     def state(self) -> RunState:
         """What run.json says first."""
         settings, environment, url = self.settings, self.ground.environment, self.plan.service_url
+        resume = self.ground.resume
         return RunState(
             run_id=self.run_id,
             name=settings.run.name or settings.run.default_name(self.run_id),
@@ -180,25 +154,24 @@ class Start:
             tokenizer=self.ground.model.tokenizer,
             total_steps=settings.trainer.total_steps,
             created_at=time.time(),
-            step=self.resume.step if self.resume else 0,
+            step=resume.step if resume else 0,
             urls={"service": url} if url else {},
             service_given=url is not None,
             policy=self.plan.policy.name,
-            resumed_from=self.resume.run.run_id if self.resume else None,
-            resume_point=self.resume.wiring if self.resume else None,
+            resumed_from=resume.run.run_id if resume else None,
+            resume_point=resume.wiring if resume else None,
             idempotency_key=self.idempotency_key,
             processes={role: {"pid": None, "exit": None, "state": "not started"} for role in ROLES},
         )
 
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
-        settings, state = self.settings, self.state()
-        effective = resolved(settings, self.sources, is_resumed=self.resume is not None)
-        write_resolved(folder, settings, state, path, effective)
+        settings, state, resume = self.settings, self.state(), self.ground.resume
+        write_resolved(folder, settings, state, path, resolved(settings, self.sources, is_resumed=resume is not None))
         (folder / "config.yaml").write_text(config_text(settings, state, path, folder=folder))
-        if self.resume:
-            carry_over(self.resume, folder, state.name)
-        write_run(folder, state, settings, self.plan.policy, self.resume.metrics() if self.resume else ())
+        if resume:
+            carry_over(resume, folder, state.name)
+        write_run(folder, state, settings, self.plan.policy, resume.metrics() if resume else ())
 
 
 def plan_of(
@@ -209,13 +182,8 @@ def plan_of(
     policy: Policy | None = None,
 ) -> Plan:
     """What `start_run` would examine with the same arguments."""
-    return Plan(
-        settings=settings,
-        home=runs_home(),
-        policy=policy or load_policy(),
-        service_url=service_url.rstrip("/") if service_url else None,
-        resume=resume,
-    )
+    url = service_url.rstrip("/") if service_url else None
+    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume)
 
 
 def start_run(
@@ -232,49 +200,56 @@ def start_run(
     """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
 
     Args:
-        settings: from `resolve_settings` or `load_settings`.
+        settings, sources: from `resolve_settings`.
         service_url: a training service to use instead of starting one; the run never stops it.
         resume: a run to go on from, at its newest checkpoint; this one is a new run.
-        sources: where those settings come from that were given, from `resolve_settings`.
         policy: what the operator locks and caps; default: the policy file's.
         idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
         supervisor: command that supervises; the directory and its lock are appended.
         warn: is called with each thing that a run is not refused for.
 
     Raises:
-        InvalidConfig, NotFound, NotReady, Conflict: with what to mend; nothing was written. Where a check failed,
-            `checks` in the details tells them all.
+        InvalidConfig, NotFound, NotReady, Conflict: nothing was written; `checks` in the details tells every finding.
     """
     if (first := run_of_key(idempotency_key)) is not None:
         return first
     plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
     examined = examine(plan)
-    start = Start(plan=plan, ground=examined.demand(), sources=sources, idempotency_key=idempotency_key)
+    ground = examined.demand()
+    start = Start(plan=plan, ground=ground, sources=sources, policy=plan.policy, idempotency_key=idempotency_key)
     for warning in examined.warnings:
         warn(warning)
     return begin_run(start, supervisor)
 
 
-def begin_run(start: _Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
-    """Start what was examined; the run of its key, where there is one by now.
-
-    Raises:
-        PolicyCap, StartFailed, NotReady: nothing was left behind.
-    """
-    home = start.home
+def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
+    """Start what was examined; the run of its key, where there is one by now. PolicyCap, StartFailed, NotReady: nothing
+    was left behind."""
+    home = runs_home()
+    run, beside = RunDirectory(home / start.run_id), home / f".new-{start.run_id}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
             if (first := run_of_key(start.idempotency_key)) is not None:
                 return first
             check_concurrency(start.policy)
-            return _launch(start, home / f".new-{start.run_id}", home / start.run_id, supervisor)
+            _launch(start, run, beside, supervisor)
     except OSError as error:
         raise StartFailed(
             f"The run could not be started in {home}.",
             f"{error.strerror or error}.",
             "Nothing was left behind. Mend it, or set HALTERES_HOME to another folder.",
         ) from error
+    # Links to the run's files where the seeds have them. What they lead to may not be there yet.
+    halteres, hermes = environ.home(), environ.hermes_home()
+    links = {halteres / "configs" / f"run_{run.run_id}.yaml": run.path / "config.yaml"}
+    for folder in (halteres / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+        links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
+    for link, target in links.items():
+        with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+    return run
 
 
 def run_of_key(key: str | None) -> RunDirectory | None:
@@ -286,35 +261,21 @@ def run_of_key(key: str | None) -> RunDirectory | None:
     return None
 
 
-def _launch(start: _Startable, beside: Path, path: Path, supervisor: Sequence[str]) -> RunDirectory:
+def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Sequence[str]) -> None:
     """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
-    run, held, shown = RunDirectory(path), None, False
+    held = None
     try:
         for folder in FOLDERS:
             (beside / folder).mkdir(parents=True)
-        start.write(beside, path)
+        start.write(beside, run.path)
         held = take_lock(beside / "lock")
-        beside.rename(path)
-        shown = True
-        command = [*supervisor, str(path), "--lock-fd", str(held)]
-        detach(command, path, run.log("supervisor"), environ.for_child(), held)
+        beside.rename(run.path)
+        command = [*supervisor, str(run.path), "--lock-fd", str(held)]
+        detach(command, run.path, run.log("supervisor"), environ.for_child(), held)
     except BaseException:
-        shutil.rmtree(path if shown else beside, ignore_errors=True)
+        for made in (beside, run.path):
+            shutil.rmtree(made, ignore_errors=True)
         raise
     finally:
         if held is not None:
             os.close(held)
-    _link(run)
-    return run
-
-
-def _link(run: RunDirectory) -> None:
-    """Links to the run's files where the seeds have them. What they lead to may not be there yet."""
-    home, hermes = environ.home(), environ.hermes_home()
-    links = {home / "configs" / f"run_{run.run_id}.yaml": run.path / "config.yaml"}
-    for folder in (home / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
-        links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
-    for link, target in links.items():
-        with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(target)
