@@ -59,6 +59,7 @@ DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves
 EQUAL_SCORES = "ensure_scores_are_not_same"
 """Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""
 
+DATASET = "env.dataset"
 STEPS = "trainer.total_steps"
 THRESHOLD = "success_threshold"
 
@@ -101,7 +102,7 @@ class Gathering:
         elif isinstance(place := edit.place(), Problem):
             self.problems.append(place)
         else:
-            self.put(place, edit.value, "edit", edit.name)
+            self.put(place, data_place(edit.value, Path()) if place == DATASET else edit.value, "edit", edit.name)
             self.edits.append(edit)
 
     def settle(self) -> Resolved:
@@ -324,14 +325,30 @@ def resolve_settings(
     gathering = Gathering(policy=load_policy() if policy is None else policy)
     for name, values in (base.model_dump(exclude_unset=True) if base else {}).items():
         gathering.sections[name].update(values)
-    for section, values in (_read_sections(file, gathering.problems) if file is not None else {}).items():
-        for name, value in values.items():
-            gathering.put(f"{section}.{name}", value, "file")
+    if file is not None:
+        for section, values in _read_sections(file, gathering.problems).items():
+            for name, value in values.items():
+                key = f"{section}.{name}"
+                gathering.put(key, data_place(value, file.parent, Path()) if key == DATASET else value, "file")
     for edit in (*map(read_edit, edits), *(Edit(name=name, value=value) for name, value in (changes or {}).items())):
         gathering.add_edit(edit)
     if environment is not None:
         gathering.put(ENVIRONMENT, environment, "edit")
     return gathering.settle()
+
+
+def data_place(given: Any, *folders: Path) -> Any:
+    """A data set's file or folder as it is called from anywhere: the environment runs in another folder.
+
+    It is looked for in these folders, the first of which is meant where none has it. A name on the hub stays as it is.
+    """
+    if not isinstance(given, str) or not given:
+        return given
+    path = Path(given).expanduser()
+    found = next((folder / path for folder in folders if (folder / path).exists()), None)
+    if found is None and (given.startswith((".", "~")) or path.suffix == ".jsonl"):
+        found = folders[0] / path
+    return str(found.absolute()) if found is not None else given
 
 
 def settings_schema() -> dict[str, Any]:

@@ -328,8 +328,9 @@ def _check_function(function: str) -> None:
         source = file.read_text()
         tree = ast.parse(source)
     except FileNotFoundError as error:
-        what = f"There is no file {file} for the reward function '{name}'."
-        raise NotFound(what, next="Name the file that defines it.") from error
+        beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
+        next = f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it."
+        raise NotFound(f"There is no file {file} for the reward function '{name}'.", next=next) from error
     except (OSError, SyntaxError, ValueError) as error:
         raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
     if not re.search(rf"\b{re.escape(name)}\b|import \*", source):

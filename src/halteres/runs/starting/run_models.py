@@ -12,6 +12,7 @@ import yaml
 
 from halteres.clients import json_client
 from halteres.config import environ
+from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
@@ -189,7 +190,7 @@ def components_of(given: Any) -> list[dict[str, Any]]:
 
 
 def with_absolute_folders(settings: Settings) -> Settings:
-    """The settings with folders, and files of functions and rubrics, named as they are from anywhere."""
+    """The settings with folders, and files of data, functions and rubrics, called as they are from anywhere."""
 
     def absolute(component: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Any] = {}
@@ -201,6 +202,9 @@ def with_absolute_folders(settings: Settings) -> Settings:
             changes["rubric"] = str(Path(rubric).expanduser().absolute())
         return {**component, **changes}
 
+    if "dataset" in settings.env:
+        env = {**settings.env, "dataset": data_place(settings.env["dataset"], Path())}
+        settings = settings.model_copy(update={"env": env})
     return with_places(_with_components(settings, absolute), lambda folder: str(folder.absolute()))
 
 
