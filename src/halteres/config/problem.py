@@ -59,6 +59,14 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPackage:
+    """A package that an environment needs with its settings, and that its Python does not have."""
+
+    package: str
+    fix: str  # how to install it, or to do without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownSetting(Problem):
     """A name that no setting has."""
 

@@ -24,7 +24,7 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_environment, split_name
-from halteres.config.problem import Problem
+from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
 from halteres.files import replace_file
@@ -83,6 +83,7 @@ class Description:
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
+    missing: tuple[MissingPackage, ...] = ()  # what it needs with these values, and its Python does not have
     trainer: Mapping[str, Any] = field(default_factory=dict)  # its defaults of the trainer's settings
     is_foreign: bool = False  # the file knows no `describe`
     read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_stat`
@@ -94,8 +95,8 @@ class Description:
 
     @property
     def is_current(self) -> bool:
-        """Whether what it was read from is unchanged, but for the environment's own file."""
-        return all(_stat(Path(file)) == list(stat) for file, stat in self.read.items())
+        """Whether what it was read from is unchanged, its own file aside; packages may come any time."""
+        return not self.missing and all(_stat(Path(file)) == list(stat) for file, stat in self.read.items())
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Description:

@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, is_number
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.rows import Row, load_rows
+from halteres.environments.rows import Row, load_rows, missing_for
 from halteres.environments.single_turn import SingleTurnEnv
 
 
@@ -46,6 +47,11 @@ class GSM8KEnv(SingleTurnEnv):
         """Groups of 16, batches of 128, answers of up to 1024 tokens."""
         config = GSM8KConfig(group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1)
         return config, [APIServerConfig()]
+
+    @classmethod
+    def missing_packages(cls, config: GSM8KConfig) -> Sequence[MissingPackage]:
+        """`datasets`, where the questions are on the hub."""
+        return missing_for(config.dataset)
 
     def load_dataset(self) -> None:
         """The questions to train on, and the held-out ones."""

@@ -57,6 +57,12 @@ class MissingKey(UserError):
     code = "missing_key"
 
 
+class PackageMissing(UserError):
+    """The environment needs a package that its Python does not have."""
+
+    code = "preflight_failed"
+
+
 class TooLarge(UserError):
     """The model does not fit into the memory that is free."""
 
@@ -268,6 +274,12 @@ def _environment(settings: Settings) -> EnvironmentProgram:
     description = describe(environment, {name: it for name, it in settings.env.items() if name not in ENV_WIRING})
     if description.problems:
         raise refusal(description.problems)
+    for missing in description.missing:
+        what = f"The environment {environment.name} needs the package {missing.package}."
+        raise PackageMissing(what, f"{environment.interpreter} does not have it.", missing.fix, package=missing.package)
+    data = settings.env.get("dataset")
+    if isinstance(data, str) and Path(data).is_absolute() and not Path(data).exists():
+        raise refusal([Problem(field="env.dataset", got=data, rule="there is no such file or folder")])
     if description.is_foreign and settings.trainer.deterministic:
         rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
