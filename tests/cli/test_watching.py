@@ -154,6 +154,12 @@ def test_failed_rollouts_are_counted_by_their_reasons_in_the_status(finished: Ru
     assert "failed rollouts: 6 env_error" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
 
 
+def test_the_status_tells_how_often_a_process_was_started_again(finished: RunDirectory) -> None:
+    for role in ("engine", "env", "engine"):
+        append_row(finished.path / "events.jsonl", {"type": "restart", "role": role})
+    assert "restarts: engine 2, env 1" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+
+
 def test_the_success_rate_is_that_of_all_rollouts_and_many_dropped_groups_are_told_of(finished: RunDirectory) -> None:
     row = {"train/percent_correct": 0.01, "groups/sent": 8, "groups/dropped/no_reward_variance": 87}
     append_row(finished.path / "metrics.jsonl", {"step": 1, "src": "env", **row})

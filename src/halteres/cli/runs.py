@@ -60,6 +60,7 @@ def _line(run: RunDirectory, width: int) -> str:
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
     from halteres.runs.directory import find_run
+    from halteres.runs.reading.failures import read_restarts
     from halteres.runs.reading.progress import conditions, read_progress
 
     directory = find_run(run)
@@ -80,6 +81,8 @@ def status(run: Run) -> None:
         _say(f"failed rollouts: {', '.join(f'{count} {code}' for code, count in failed.items())}")
     for role, condition in conditions(state).items():
         _say(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
+    if restarts := read_restarts(directory.path / "events.jsonl"):
+        _say(f"restarts: {', '.join(f'{role} {times}' for role, times in restarts.items())}")
     for alert in progress.alerts:
         _say(f"alert: {alert}")
     for sink in progress.sinks:

@@ -498,6 +498,8 @@ class RunController:
                         return "a stop was requested."
                     case Exited(role, code) if role.name == "service":
                         return f"the training service {failures.how(code)}."
+                    case EngineGone() | EngineBack() as message:
+                        await self._on(message)
                     case _:
                         pass  # of no consequence for a run that has trained
 
