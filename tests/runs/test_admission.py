@@ -154,3 +154,14 @@ def test_a_data_set_that_is_not_there_is_refused(home: Path, tmp_path: Path) -> 
     settings = load_settings("gsm8k", None, [f"env.dataset={tmp_path / 'gone.jsonl'}"])
     with pytest.raises(InvalidConfig, match=r"gone\.jsonl.*no such file or folder"):
         examine(plan_of(settings)).demand()
+
+
+@pytest.mark.parametrize("place", ["file/home", "/proc/home"])
+def test_a_home_that_cannot_be_made_is_no_full_disk(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / place))
+    with pytest.raises(UserError, match=r"cannot be made.*Set HALTERES_HOME") as error:
+        examine(plan_of(load_settings("arithmetic", None, []))).demand()
+    assert error.value.code == "preflight_failed"

@@ -139,7 +139,7 @@ def load_policy(home: Path | None = None) -> Policy:
     file = (home or environ.home()) / FILE
     try:
         given = yaml.safe_load(file.read_text()) or {}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return DEFAULT
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error

@@ -6,6 +6,7 @@ Each check is named and has figures and a sentence; all are made, whichever fail
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +60,12 @@ class MissingKey(UserError):
 
 class PackageMissing(UserError):
     """The environment needs a package that its Python does not have."""
+
+    code = "preflight_failed"
+
+
+class HomeUnusable(UserError):
+    """No run's folder can be made in HALTERES_HOME."""
 
     code = "preflight_failed"
 
@@ -251,7 +258,12 @@ def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
 def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     home = runs_home()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    free, needed, trainer = shutil.disk_usage(there).free, FREE_BYTES, plan.settings.trainer
+    disk, needed, trainer = shutil.disk_usage(there), FREE_BYTES, plan.settings.trainer
+    free = disk.free
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:  # /proc and the like have none
+        why = f"{there} {'takes no new files' if there.is_dir() else 'is no folder'}."
+        failure = HomeUnusable(f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours.")
+        return Check(name="disk", ok=False, failure=failure)
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
         count = 2 + sum(trainer.total_steps // every for every in intervals if every)
