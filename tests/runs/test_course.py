@@ -18,7 +18,7 @@ from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
 from halteres.runs.reading.failures import read_restarts
-from halteres.runs.reading.progress import read_progress
+from halteres.runs.reading.progress import conditions, read_progress
 from halteres.runs.starting.start import start_run
 
 from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
@@ -95,6 +95,7 @@ def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) ->
     assert told[0] == ("starting", "api")
     assert told[-2:] == [("running", "evaluation"), ("completed", None)]
     assert {"service", "engine", "api", "trainer", "env"} == set(state.processes)
+    assert set(conditions(state).values()) <= {"exited (0)", "ended with the run", "exited with its service"}
     assert state.processes["trainer"]["exit"] == 0
     assert state.processes["service"]["port"] == int(state.urls["service"].rpartition(":")[2])
 

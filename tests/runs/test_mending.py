@@ -221,6 +221,7 @@ def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunD
         ({"pid": 7, "exit": 3}, "exited (3)"),
         ({"pid": 7, "exit": -9, "state": "exited (-9)"}, "ended by SIGKILL"),
         ({"pid": 7, "exit": -63}, "ended by signal 63"),
+        ({"pid": 7, "exit": -15, "state": "ended with the run"}, "ended with the run"),
         ({"pid": 7, "exit": "unknown", "state": "ended with the supervisor"}, "ended with the supervisor"),
     ],
 )

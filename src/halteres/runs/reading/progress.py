@@ -44,7 +44,7 @@ def signal_name(number: int) -> str:
 def condition(facts: Mapping[str, Any]) -> str:
     """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by SIGKILL" and others."""
     code, state = facts.get("exit"), str(facts.get("state") or "")
-    if isinstance(code, int) and code < 0:
+    if isinstance(code, int) and code < 0 and not state.startswith("ended"):  # else it was the run that ended it
         return f"ended by {signal_name(-code)}"
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")

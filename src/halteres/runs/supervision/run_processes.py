@@ -42,6 +42,8 @@ EMPTIED_WITHIN_S = 1.0
 """How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
 
 LOOK_EVERY_S = 0.1  # how often an engine, which is not our child, is looked at
+ENDED_WITH_RUN = "ended with the run"  # the state of a role that knows no signal, and was ended by ours
+
 ENGINE_EXIT_WITHIN_S = 2.0  # how long the service may take to say how its engine ended
 
 SINKS = (sys.executable, "-m", "halteres.observe.sinks")
@@ -232,7 +234,8 @@ class ProcessGroup:
             await asyncio.gather(watch, return_exceptions=True)
         if child := self._children.get(name):
             grace_s = next(role.grace_s for role in self.roles if role.name == name)
-            self._record_exit(name, await asyncio.to_thread(child.end, min(grace_s, at_most_s)))
+            code = await asyncio.to_thread(child.end, min(grace_s, at_most_s))
+            self._record_exit(name, code, ENDED_WITH_RUN if code < 0 else "")
 
     async def end(self, at_most_s: float = GRACE_S) -> None:
         """End all roles, those first that depend on others; each gets its grace, but `at_most_s`."""
@@ -277,9 +280,9 @@ class ProcessGroup:
         self._record_exit(role.name, code)
         await self.reports.put(Exited(role, code, role.name in self.ready))
 
-    def _record_exit(self, name: RoleName, code: int) -> None:
+    def _record_exit(self, name: RoleName, code: int, state: str = "") -> None:
         if self.writer.state.processes.get(name, {}).get("exit") is None:
-            self.writer.process(name, exit=code, state=f"exited ({code})")
+            self.writer.process(name, exit=code, state=state or f"exited ({code})")
             self.writer.event("process_exit", role=name, code=code)
 
 
