@@ -159,38 +159,14 @@ def state(run: RunDirectory, **changes: Any) -> RunState:
     return RunState(**told)
 
 
-def exits(run: RunDirectory, *roles: tuple[str, int | None]) -> None:
-    for role, code in roles:
-        event = {"type": "restart"} if code is None else {"type": "process_exit", "code": code}
-        append_row(run.path / "events.jsonl", {**event, "role": role})
-
-
 def test_run_json_names_who_failed(run: RunDirectory) -> None:
-    exits(run, ("env", -15))
-    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
-    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
-
-
-def test_where_it_does_not_the_first_exit_that_was_not_made_good_is_to_blame(run: RunDirectory) -> None:
-    exits(run, ("env", 3), ("env", None), ("env", 0), ("trainer", -9), ("api", -15), ("service", 0))
-    assert failed_process(run, state(run)) == FailedProcess("trainer", -9)
+    assert failed_process(state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
+    assert failed_process(state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
 
 
 def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunDirectory) -> None:
-    exits(run, ("env", -15), ("trainer", -15))
     engine = {"pid": 7, "exit": "unknown", "state": "ended"}
-    assert failed_process(run, state(run, processes={"engine": engine})) == FailedProcess("engine", None)
-
-
-@pytest.mark.parametrize(("phase", "role"), [("api", "service"), ("environment", "env")])
-def test_who_was_never_ready_is_known_by_what_was_waited_for(run: RunDirectory, phase: str, role: str) -> None:
-    assert failed_process(run, state(run, phase=phase)) == FailedProcess(role, None)
-    assert failed_process(run, state(run, phase=None)) is None
-
-
-def test_after_training_nobody_is_to_blame(run: RunDirectory) -> None:
-    exits(run, ("trainer", 0), ("env", -15))
-    assert failed_process(run, state(run, phase="evaluation")) is None
+    assert failed_process(state(run, processes={"engine": engine})) == FailedProcess("engine", None)
 
 
 def test_a_checkpoint_of_step_0_is_nothing_to_go_on_from(run: RunDirectory) -> None:

@@ -188,7 +188,7 @@ def look_at(run: RunDirectory) -> Look:
         progress=progress,
         alerts=(*((hanging,) if hanging else ()), *raised),
         given=read_given(run),
-        failed_process=failed_process(run, state),
+        failed_process=failed_process(state),
         at=time.time(),
     )
 

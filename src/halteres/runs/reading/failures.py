@@ -212,9 +212,6 @@ def _reason(run: RunDirectory, role: str, code: int | None) -> str:
     return last if not last or last.endswith((".", "!", "?")) else f"{last}."
 
 
-_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}  # who a starting run was waiting for
-
-
 @dataclass(frozen=True, slots=True)
 class FailedProcess:
     """The process that ended though it should not have, or never became ready."""
@@ -228,26 +225,13 @@ class FailedProcess:
         return {"process": self.process, "code": self.code}
 
 
-def failed_process(run: RunDirectory, state: RunState) -> FailedProcess | None:
+def failed_process(state: RunState) -> FailedProcess | None:
     """Who failed; None for a run that has not, and where no process was to blame."""
     if state.status != "failed":
         return None
     if state.processes.get("engine", {}).get("state") == "ended":
         return FailedProcess("engine", None)  # where its service or we had ended it, the word would be another
-    if state.exit:
-        return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
-    if state.phase == "evaluation":
-        return None  # training was over, its processes had been ended: what failed is what comes after it
-    exits: dict[str, int | None] = {}  # of processes that were not started again
-    for event in run.events():
-        if event.get("type") == "process_exit":
-            exits.setdefault(str(event.get("role")), event.get("code"))
-        elif event.get("type") == "restart":
-            exits.pop(str(event.get("role")), None)
-    for role, code in exits.items():  # the first one ended the run, the others followed from it
-        if (role, code) != ("env", 0):
-            return FailedProcess(role, code)
-    return FailedProcess(_BY_PHASE[state.phase], None) if state.phase else None
+    return FailedProcess(str(state.exit.get("process")), state.exit.get("code")) if state.exit else None
 
 
 def read_restarts(events: Path) -> dict[str, int]:

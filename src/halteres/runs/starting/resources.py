@@ -147,8 +147,7 @@ class Workload:
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
 
-    def number(name: str, default: int) -> int:
-        """A positive number of the environment's; what says "no limit" (0, -1, null) or is no number is the default."""
+    def number(name: str, default: int) -> int:  # what says "no limit" (0, -1, null) or is no number is the default
         value = settings.env.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
@@ -178,14 +177,12 @@ GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS, RECOMPUTED_BYTES = 16_384, 1 << 28, 20_000_0
 
 CACHES = 2  # the policy's rows, and an evaluation's beside them
 
-UNFREED = 1.5
-"""Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""
+UNFREED = 1.5  # between what a pass must hold and what it takes: gradients on their way, holes of the allocator
 
 ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
 """The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
 
-HELD_BYTES = 48
-"""Of one token of a batch, in the processes that hold it at once: trajectory server, trainer, environment."""
+HELD_BYTES = 48  # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +211,7 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
-    def logits(rows: int) -> int:
-        """Logits that exist at once."""
+    def logits(rows: int) -> int:  # that exist at once
         return min(rows * shape.vocabulary, most_logits)
 
     training = activations + 5 * logits(pass_tokens) // 2

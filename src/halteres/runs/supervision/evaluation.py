@@ -40,9 +40,6 @@ from halteres.runs.supervision.run_processes import spawn
 
 WITHIN_S = 3600.0  # how long a measurement may take
 
-KEPT = ("seed", "success_threshold")
-"""Of what a run fills in: the held-out tasks are drawn and judged with it. Its addresses and folders are not ours."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
@@ -71,7 +68,9 @@ def examination(environment: str, run: RunDirectory | None, model: str, policy: 
         # Reward models are named by their folders: the server that the run had for them is gone.
         own = {name: settings.env[name] for name in REWARD_FIELDS if name in settings.env}
         config = {**run.environment_config(), **own}
-        env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in KEPT}
+        # Of what a run fills in: its held-out tasks are drawn and judged with these; addresses are not ours.
+        shared = ("seed", "success_threshold")
+        env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in shared}
     else:
         program = found
     return Examination(
@@ -85,29 +84,26 @@ def examination(environment: str, run: RunDirectory | None, model: str, policy: 
 
 
 def measure(
-    exam: Examination, service: Server, wanted: Mapping[str, Any], keep_in: Path | None = None
+    exam: Examination, service: Server, settings: Mapping[str, Any], keep_in: Path | None = None
 ) -> dict[str, Any]:
-    """Run the environment's `evaluate` verb against a service; its figures.
+    """Run the environment's `evaluate` verb against a service that has the weights; its figures.
 
     Args:
         exam: who, on what.
-        service: that has the weights.
-        wanted: settings of the environment that beat all others.
-        keep_in: an existing folder for the evaluation's files, the samples among them; None: they are not kept.
+        settings: of the environment, which beat all others.
+        keep_in: an existing folder for the evaluation's files, the samples among them; None: they are removed.
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
-
-    The service's key is in the config that the environment reads, and in nothing that is kept or answered.
     """
     program, redactor = exam.program, Redactor([service.key] if service.key else [])
     url, key = f"{service.url}/runs/eval/v1", service.key or "x"
     server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
-    env = {**exam.env, **program.variant_setting, **wanted, "tokenizer_name": exam.tokenizer, "use_wandb": False}
+    env = {**exam.env, **program.variant_setting, **settings, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
-        folder, settings = keep_in or Path(ours), Path(ours, "config.yaml")
-        settings.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
-        words = command(program, settings, folder, program.name)
+        folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
+        config.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
+        words = command(program, config, folder, program.name)
         try:
             ended = run_caught(words, program.working_directory, WITHIN_S, secret_variables(env))
         except TimeoutError as error:
@@ -203,8 +199,8 @@ class Evaluator:
             except (HalteresError, OSError) as error:
                 self.writer.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
-                kept = [] if self._has_nothing else self._pending
-                self._pending = [waiting for waiting in kept if waiting != snapshot]
+                rest = [] if self._has_nothing else self._pending
+                self._pending = [waiting for waiting in rest if waiting != snapshot]
                 self._changed.notify_all()
 
     async def finished(self) -> None:
@@ -273,6 +269,6 @@ def name_prompts(samples: Path) -> None:
                 return {}
 
     rows = read_rows(samples)
-    named = [row if "prompt" in row else {**row, **prompt_of(row)} for row in rows]
-    if named != rows:
-        replace_file(samples, b"".join(msgspec.json.encode(row) + b"\n" for row in named))
+    with_prompts = [row if "prompt" in row else {**row, **prompt_of(row)} for row in rows]
+    if with_prompts != rows:
+        replace_file(samples, b"".join(msgspec.json.encode(row) + b"\n" for row in with_prompts))

@@ -67,10 +67,8 @@ def spawn(
 ) -> Child:
     """Start a command whose output is appended to `log`; OSError where that cannot be.
 
-    Args:
-        keys: names of the secret variables of ours that it may have.
-        answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
-            that open, and its exit from being known.
+    `keys`: names of the secret variables of ours that it may have. `answer`: a file for its stdout, which is then not
+    for the log; no pipe, which a child that it leaves behind would hold open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -195,12 +193,11 @@ class ProcessGroup:
     _watches: dict[RoleName, asyncio.Task[None]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start every role."""
+        """Start every role; its readiness and its exit will be reported."""
         for role in self.roles:
             self._start(role)
 
     def _start(self, role: Role) -> None:
-        """Start one role; its readiness and its exit will be reported."""
         self.ready.discard(role.name)
         child = spawn(
             role.command,
@@ -302,14 +299,13 @@ class EngineBack:
 
 def engine_of(service_folder: Path) -> dict[str, Any] | None:
     """The engine's entry for run.json, from its service's service.json; None where that says nothing."""
+    group = None
     try:
         pid = int(_read(service_folder / "service.json")["engine_pid"])
     except (KeyError, TypeError, ValueError):
         return None
-    try:
+    with suppress(ProcessLookupError):
         group = os.getpgid(pid)
-    except ProcessLookupError:
-        group = None
     return {**identity(pid), "pgid": group, "port": None, "exit": None, "state": "running"}
 
 
@@ -318,12 +314,11 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
     folder = run.path / "service"
     while True:
         await _gone(engine)
-        code = None
+        code, pid = None, engine["pid"]
         with suppress(TimeoutError):
             async with asyncio.timeout(ENGINE_EXIT_WITHIN_S):
-                code = await engine_exit_code(folder, engine["pid"])
+                code = await engine_exit_code(folder, pid)
         yield EngineGone(code)
-        pid = engine["pid"]
         while (another := engine_of(folder)) is None or another["pid"] == pid:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(LOOK_EVERY_S)
         engine = another
@@ -354,10 +349,8 @@ async def _gone(who: Mapping[str, Any]) -> None:
 
 
 class Forwarding:
-    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run depends on it.
-
-    How a single sink is the process says itself; that it could not be started, or died, is said here.
-    """
+    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run depends on it. How a
+    sink is the process reports itself; that it could not be started, or died, is reported here."""
 
     def __init__(self, run: RunDirectory, sinks: Sequence[SinkName], lifeline: Lifeline) -> None:
         self._run, self._sinks, self._lifeline = run, sinks, lifeline
