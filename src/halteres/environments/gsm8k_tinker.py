@@ -7,7 +7,9 @@ Source: GSM8K (arXiv 2110.14168), read from the hub or from files in its form.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -15,8 +17,10 @@ from pydantic import Field
 from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, is_number
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.rows import Row, load_rows, missing_for
+from halteres.environments.rows import Row, load_rows
 from halteres.environments.single_turn import SingleTurnEnv
+
+INSTALL = "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl"
 
 
 class GSM8KConfig(BaseEnvConfig):
@@ -51,7 +55,10 @@ class GSM8KEnv(SingleTurnEnv):
     @classmethod
     def missing_packages(cls, config: GSM8KConfig) -> Sequence[MissingPackage]:
         """`datasets`, where the questions are on the hub."""
-        return missing_for(config.dataset)
+        path = Path(config.dataset).expanduser()
+        if path.is_dir() or path.suffix == ".jsonl" or path.is_absolute() or importlib.util.find_spec("datasets"):
+            return ()
+        return (MissingPackage(package="datasets", fix=INSTALL),)
 
     def load_dataset(self) -> None:
         """The questions to train on, and the held-out ones."""

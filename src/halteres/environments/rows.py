@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halteres.config.problem import MissingPackage
 from halteres.environments.answers import number_in
 from halteres.errors import InvalidConfig, InvalidData
-
-INSTALL = "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl"
 
 HELD_OUT_SHARE = 0.1
 """Of a single file's questions, chosen by hash: a question keeps its side, whatever rows are added."""
@@ -87,14 +83,6 @@ def _row(fields: Any, place: str) -> Row:
     return Row(question=question, answer=answer)
 
 
-def missing_for(source: str) -> Sequence[MissingPackage]:
-    """The package that `load_rows` needs for this source, where it is not installed."""
-    path = Path(source).expanduser()
-    if path.is_dir() or path.suffix == ".jsonl" or path.is_absolute() or importlib.util.find_spec("datasets"):
-        return ()
-    return (MissingPackage(package="datasets", fix=INSTALL),)
-
-
 def _from_hub(name: str) -> tuple[list[Row], list[Row]]:
     try:
         datasets = importlib.import_module("datasets")  # an extra
@@ -102,7 +90,7 @@ def _from_hub(name: str) -> tuple[list[Row], list[Row]]:
         raise InvalidConfig(
             f"The data set {name} on the Hugging Face hub needs the package `datasets`.",
             f"{error}.",
-            INSTALL,
+            "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl",
         ) from error
     try:
         splits: Mapping[str, Iterable[Any]] = datasets.load_dataset(name, "main")
