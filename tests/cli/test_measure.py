@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.errors import EnvironmentFailed, NotFound
-from halteres.runs import measurement
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.runs.state import read_state, write_state
+from halteres.runs.supervision import evaluation as measurement
 from halteres.runs.supervision.evaluation import examination
 
 TELLS = """

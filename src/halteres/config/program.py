@@ -34,8 +34,8 @@ DEADLINE_S = 120.0
 """How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
 core, and a busy machine has a tenth of one; whoever waits less long finds the answer remembered when they ask again."""
 
-DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
-"""What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
+FOREIGN = str(Path(__file__).with_name("foreign.py"))
+"""What describes and runs files of atroposlib's, which know no `describe`; run by the environment's interpreter."""
 
 PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project
 NOTHING_TO_EVALUATE = 3  # exit code of `evaluate` where an environment has no held-out tasks
@@ -72,7 +72,7 @@ class EnvironmentProgram:
         `metrics`; `name` is the one under which it is to register. It does not evaluate by itself: the run does."""
         if not self.is_foreign:
             return self.command(verb, *arguments)
-        script = (self.interpreter, str(LAUNCH), str(metrics), name)
+        script = (self.interpreter, FOREIGN, "run", str(metrics), name)
         return (*script, str(self.path), verb, *arguments, "--env.use_wandb", "true", "--env.steps_per_eval", "0")
 
 
@@ -191,7 +191,7 @@ def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: 
     """What the file says; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
     by_script = folder / "values.json"
     by_script.write_text(json.dumps(dict(values), default=str))
-    script = (environment.interpreter, str(DESCRIBE), str(environment.path), str(by_script))
+    script = (environment.interpreter, FOREIGN, "describe", str(environment.path), str(by_script))
     is_foreign = f"foreign\n{_stamp(environment.path)}"
     is_tried = bool(_recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
     if is_tried and (found := _run(environment, script)).code == 0:

@@ -2,17 +2,22 @@
 
 The detached supervisor holds the run's lock from before the directory can be seen. One key starts one run, and the
 policy's cap on runs at once holds, however many processes start at the same time: a lock admits one after another.
+
+A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service stands on a copy of the
+old one's state (journal copied, checkpoint files linked: they alone are never written again), so that the new run lives
+on when the old one is deleted; somebody else's service must be the same. Metrics, evaluations, rollouts and what the
+environment saved of itself come along up to the checkpoint. Groups do not: those under way are drawn again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +28,11 @@ from halteres.config.operator_policy import Policy, load_policy
 from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
-from halteres.files import replace_file
+from halteres.files import linked, replace_file
 from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
 from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
-from halteres.runs.starting.preflight import Ground, Plan, check_concurrency, examine
-from halteres.runs.starting.resume import carry_over
+from halteres.runs.starting.preflight import Ground, Plan, ResumePoint, check_concurrency, examine
 from halteres.runs.starting.run_models import with_absolute_folders
 from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, locked, read_state, take_lock, write_state
 
@@ -246,7 +250,7 @@ def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDi
     for folder in (halteres / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
         links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
     for link, target in links.items():
-        with contextlib.suppress(OSError):  # it is there already, or the folder is not ours to write
+        with suppress(OSError):  # it is there already, or the folder is not ours to write
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
     return run
@@ -255,7 +259,7 @@ def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDi
 def run_of_key(key: str | None) -> RunDirectory | None:
     """The run that was started with this key; None where there is none, or no key."""
     for run in list_runs() if key else ():
-        with contextlib.suppress(NotFound):  # removed while we looked
+        with suppress(NotFound):  # removed while we looked
             if read_state(run.path / "run.json").idempotency_key == key:
                 return run
     return None
@@ -279,3 +283,36 @@ def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Seque
     finally:
         if held is not None:
             os.close(held)
+
+
+def carry_over(point: ResumePoint, into: Path, name: str) -> None:
+    """Copy what the new run of this name needs beside its metrics, into its folder that is still being made."""
+    old = point.run
+
+    def is_done(entry: Path) -> bool:
+        digits = entry.stem[len("step_") :]
+        return (int(digits) if digits.isdigit() else 0) <= point.step
+
+    for row in old.checkpoints():
+        if row["step"] <= point.step:
+            append_row(into / "checkpoints.jsonl", {**row, "final": False})  # the old run's last is not this one's
+    for entry in filter(is_done, (old.path / "evals").glob("step_*")):
+        shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
+    for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
+        shutil.copy2(entry, into / "rollouts" / entry.name)
+    saved = into / "env_checkpoints" / name  # what an environment saves of itself lies under the name of its run
+    for entry in filter(is_done, (old.path / "env_checkpoints" / old.state().name).glob("step-*.json")):
+        saved.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(entry, saved)
+    if (old.path / "service").is_dir():
+        _copy_service_state(old.path / "service", into / "service")
+
+
+def _copy_service_state(source: Path, target: Path) -> None:
+    """Checkpoints and journal, and nothing else: what the new service appends to must not be the old one's."""
+    from halteres.service.durable.journal import copy_without_requests
+
+    target.mkdir(exist_ok=True)
+    if (source / "checkpoints").is_dir():
+        shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
+    copy_without_requests(source, target)
