@@ -160,7 +160,7 @@ def test_a_file_that_changed_or_whose_neighbour_did_is_asked_again(
 
 
 def test_what_is_remembered_is_bounded_and_never_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MOST_KEPT", 4)
+    monkeypatch.setattr(program, "MOST_CACHED", 4)
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     folder = tmp_path / "home" / "cache" / "environments"
     for number in range(6):

@@ -6,7 +6,6 @@ was read from do not change.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +14,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ FOREIGN = str(Path(__file__).with_name("foreign.py"))
 
 PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project
 NOTHING_TO_EVALUATE = 3  # exit code of `evaluate` where an environment has no held-out tasks
-MOST_KEPT = 256  # descriptions in memory, and files on the disk
+MOST_CACHED = 256  # descriptions in memory, and files on the disk
 
 TRACEBACK_LINES = 8
 
@@ -102,12 +102,11 @@ class Description:
     def of(cls, answer: Mapping[str, Any]) -> Description:
         """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
         read = {file: _stat(Path(file)) for file in answer.get("read", ())}
-        found = msgspec.convert({**answer, "read": read, "problems": answer["problems"]}, cls)
-        problems = (
-            replace(one, field=f"env.{one.field}", rule=one.rule.replace("input should be", "must be"))
-            for one in found.problems
-        )
-        return replace(found, problems=tuple(problems))
+        problems = [
+            {**one, "field": f"env.{one['field']}", "rule": one["rule"].replace("input should be", "must be")}
+            for one in answer["problems"]
+        ]
+        return msgspec.convert({**answer, "read": read, "problems": problems}, cls)
 
 
 def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
@@ -152,18 +151,18 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     key = _key(environment, values)
     found = _descriptions.get(key)
     if found is None:
-        with contextlib.suppress(msgspec.ValidationError):
+        with suppress(msgspec.ValidationError):
             found = msgspec.convert(_recall(key), Description)
     if found is None or not found.is_current:
         found = _ask(environment, values)
         _remember(key, msgspec.to_builtins(found))
-    _keep(key, found)
+    _cache(key, found)
     return found
 
 
 def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description) -> None:
     """Remember that these values are what a description without problems came to: they need not be asked about."""
-    _keep(_key(environment, effective), description)
+    _cache(_key(environment, effective), description)
 
 
 def last_failure(file: Path) -> str | None:
@@ -182,13 +181,13 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     except EnvironmentBroken as error:
         _remember(_failure_key(environment.path), error.sentence)
         raise
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _file(_failure_key(environment.path)).unlink(missing_ok=True)
     return found
 
 
 def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
-    """What the file says; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
+    """What the file prints; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
     by_script = folder / "values.json"
     by_script.write_text(json.dumps(dict(values), default=str))
     script = (environment.interpreter, FOREIGN, "describe", str(environment.path), str(by_script))
@@ -239,8 +238,8 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
 def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> EnvironmentBroken:
     """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
     name = re.escape(str(environment.path))
-    places = re.findall(rf'File "{name}", line (\d+)|{name}:(\d+)', err)  # a traceback's, or a sentence of `describe`
-    line = int(places[-1][0] or places[-1][1]) if places else None
+    places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)  # a traceback's, or a sentence of `describe`
+    line = int(places[-1]) if places else None
     return EnvironmentBroken(
         f"The environment file {environment.path}{f':{line}' if line else ''} is broken.",
         why,
@@ -259,8 +258,8 @@ def _end_of(err: str) -> list[str]:
 _descriptions: dict[str, Description] = {}
 
 
-def _keep(key: str, description: Description) -> None:
-    if len(_descriptions) >= MOST_KEPT:
+def _cache(key: str, description: Description) -> None:
+    if len(_descriptions) >= MOST_CACHED:
         _descriptions.clear()
     _descriptions[key] = description
 
@@ -305,10 +304,10 @@ def _recall(key: str) -> Any:
 def _remember(key: str, content: Any) -> None:
     """Keep JSON under this key, and not too many files altogether; nothing where the disk will not have it."""
     file = _file(key)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, json.dumps(content).encode())
         files = list(file.parent.glob("*.json"))
-        if len(files) > MOST_KEPT:
-            for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_KEPT // 2]:
+        if len(files) > MOST_CACHED:
+            for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_CACHED // 2]:
                 old.unlink(missing_ok=True)

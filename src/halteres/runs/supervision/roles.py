@@ -30,7 +30,7 @@ from halteres.runs.directory import StateWriter
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
 from halteres.runs.starting.run_models import reward_folders, with_places
 from halteres.runs.starting.start import config_text, write_resolved
-from halteres.runs.state import Phase
+from halteres.runs.state import Phase, RunState
 
 WELL_KNOWN = (8000, 8001, 8002)
 """Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls there does not mean a
@@ -175,13 +175,13 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             secret=secret,
         )
         if api is not None:
-            _write_wiring(writer, context, with_login(api.url, secret))
+            _write_wiring(writer.state, context, with_login(api.url, secret))
         yield context
 
 
-def _write_wiring(writer: StateWriter, context: RunContext, api_url: str) -> None:
+def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
     """wiring.json and config.yaml hold keys: readable by the owner alone."""
-    state, settings, key = writer.state, context.settings, context.inference.key
+    settings, key = context.settings, context.inference.key
     wiring = {
         "run_id": state.run_id,
         "run_dir": str(context.path),
