@@ -153,8 +153,8 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     if listed is None:
         file = Path(base).expanduser().absolute()
         if not file.is_file():
-            next = "Give the path of a Python file, or a name."
-            raise EnvironmentNotFound(f"There is no environment file {file}.", next=next)
+            hint = "Give the path of a Python file, or a name."
+            raise EnvironmentNotFound(f"There is no environment file {file}.", next=hint)
         # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
         environment = read_environment(file) or EnvironmentFile(
             name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"
