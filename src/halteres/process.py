@@ -63,16 +63,21 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
-    works without it, so processes that need none block the import first. Not those that run an environment: what its
-    file imports is its author's affair. What a `private` process and its children write is its user's alone, wherever
-    it lies.
+    works without it, so processes that need none block the import first. What a `private` process and its children
+    write is its user's alone.
     """
     try:
         level = environ.log_level()
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
+    redactor = Redactor.of_this_process()
+
+    class WithoutSecrets(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return redactor.text(super().format(record))  # tracebacks included
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if not torch:
@@ -82,18 +87,6 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
     if private:
         os.umask(0o077)
     hold_lifeline()
-
-
-class _WithoutSecrets(logging.Formatter):
-    """Strikes the values of this process's secret variables out of every line, tracebacks included."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__(form)
-        self._redactor = Redactor.of_this_process()
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line without secrets."""
-        return self._redactor.text(super().format(record))
 
 
 def block_torch() -> None:
@@ -279,41 +272,36 @@ def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: ask Linux to kill this child when the thread that started it ends (a second belt).
-
-    It follows the *thread*, so it supplements the lifeline; foreign programs that know no lifeline have this alone.
-    """
+    """For `preexec_fn`: ask Linux to kill this child when the *thread* that started it ends; foreign programs that know
+    no lifeline have this alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def steady_time() -> float:
-    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one.
-
-    Silence, leases and what is kept for a while are measured with it: a wall clock that is set by a day while the
-    process runs ends none of them.
-    """
+    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one."""
     return _WALL_AHEAD_S + time.monotonic()
 
 
 def adopt_orphans(reap_s: float = 10.0) -> None:
     """From here on this process is the parent of whatever its descendants leave behind (Linux), also of what left its
     process group; `end_orphans` ends that. Every `reap_s` seconds those that have ended are taken note of."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        threading.Thread(target=_reap, args=(reap_s,), name="orphans", daemon=True).start()
+    if sys.platform != "linux":
+        return
 
+    def reap() -> None:
+        """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
+        before = set[int]()
+        while True:
+            time.sleep(reap_s)
+            zombies = {child for child in _children() if _stat(child)[0] == "Z"}
+            for child in zombies & before:
+                with suppress(ChildProcessError):
+                    os.waitpid(child, os.WNOHANG)
+            before = zombies
 
-def _reap(every_s: float) -> None:
-    """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
-    before = set[int]()
-    while True:
-        time.sleep(every_s)
-        zombies = {child for child in _children() if _stat(child)[0] == "Z"}
-        for child in zombies & before:
-            with suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
-        before = zombies
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    threading.Thread(target=reap, name="orphans", daemon=True).start()
 
 
 def end_orphans(within_s: float = GRACE_S) -> None:

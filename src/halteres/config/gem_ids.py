@@ -142,8 +142,8 @@ class Recipe:
 
     def notes(self, assignments: Sequence[str]) -> list[str]:
         """What is to be known of the fields that were given."""
-        named = [assignment.partition("=")[0] for assignment in assignments]
-        return [f"{name}: {field.note}" for name, field in self.fields.items() if field.note and name in named]
+        names = [assignment.partition("=")[0] for assignment in assignments]
+        return [f"{name}: {field.note}" for name, field in self.fields.items() if field.note and name in names]
 
 
 def _estimator(use_rebn: str) -> str:
