@@ -208,7 +208,7 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     if on_large_passes:
         pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
     activations = int(pass_tokens * shape.layers * per_token * UNFREED)  # numbers, until the backward
-    if on_large_passes and activation_bytes(shape) > RECOMPUTED_BYTES:
+    if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
     def logits(rows: int) -> int:  # that exist at once
@@ -226,7 +226,7 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     )
 
 
-def activation_bytes(shape: ModelShape) -> int:
+def kept_bytes(shape: ModelShape) -> int:
     """By which the engine decides on a GPU whether layers are computed once more in the backward."""
     per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
     return NUMBER * GPU_PASS_TOKENS * shape.layers * per_token
