@@ -383,23 +383,20 @@ class Entry:
 
 def roster(home: Path) -> list[Entry]:
     """Every run below `home` as its run.json has it, newest first; what has no run.json is no run."""
-    entries = (_entry(folder) for folder in home.glob("[!.]*"))
-    return sorted((entry for entry in entries if entry), key=lambda entry: entry.facts.created_at, reverse=True)
-
-
-def _entry(folder: Path) -> Entry | None:
-    try:
-        return Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES)))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, *NOT_JSON):
-        if not re.fullmatch(r"[0-9a-f]{8}", folder.name):
-            return None
-    with suppress(OSError):  # it was removed while we looked
-        since = folder.stat().st_mtime
-        facts = Facts(name=folder.name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
-        return Entry(folder, facts)
-    return None
+    entries = list[Entry]()
+    for folder in home.glob("[!.]*"):
+        try:
+            entries.append(Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES))))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, *NOT_JSON):
+            if not re.fullmatch(r"[0-9a-f]{8}", folder.name):
+                continue
+            with suppress(OSError):  # it was removed while we looked
+                since, name = folder.stat().st_mtime, folder.name
+                facts = Facts(name=name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
+                entries.append(Entry(folder, facts))
+    return sorted(entries, key=lambda entry: entry.facts.created_at, reverse=True)
 
 
 def list_runs() -> list[RunDirectory]:
@@ -494,7 +491,7 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
     wake: signal.Signals = WAKE
     try:
         write_stop_request(run.path / "control" / "stop.json", mode)
-    except OSError:  # a full disk: SIGTERM says the same as mode `now`
+    except OSError:  # a full disk: SIGTERM means the same as mode `now`
         wake = signal.SIGTERM
     supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
     if supervisor and alive(supervisor):

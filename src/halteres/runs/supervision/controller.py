@@ -400,13 +400,8 @@ class RunController:
 
     def _trainer_ended(self) -> Verdict:
         """How the run ends, its trainer having exited with code 0."""
-        run, early, limit, total = (
-            self.run,
-            self.early_end,
-            self.settings.run.max_minutes,
-            self.writer.state.total_steps,
-        )
-        final = final_checkpoint(run)
+        run, early, limit = self.run, self.early_end, self.settings.run.max_minutes
+        final, total = final_checkpoint(run), self.writer.state.total_steps
         if final and final["step"] >= total:
             return Verdict(status="completed")
         if final and early and early.kind == "goal_reached":
