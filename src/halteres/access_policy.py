@@ -95,7 +95,6 @@ class AccessPolicy:
         return None if expected is None or knows else NO_TOKEN
 
     def _is_own(self, name: str | None) -> bool:
-        """Whether this server may be called so."""
         if name is None or name in self.names:
             return name is not None
         with suppress(ValueError):
@@ -149,7 +148,6 @@ def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
 
 
 def _tokens(login: str) -> Iterator[bytes]:
-    """What an Authorization header may mean as token."""
     scheme, _, value = login.strip().partition(" ")
     if scheme.lower() == "bearer":
         yield value.strip().encode()

@@ -249,7 +249,6 @@ def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
 
 
 def _module_file(module: str) -> Path | None:
-    """The file of a module, which is not imported."""
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
     if spec is None:
@@ -325,7 +324,6 @@ def _bases(node: ast.ClassDef) -> list[str]:
 
 
 def _dotted(node: ast.expr | None) -> str:
-    """`m.C` of `m.C` and `m.C[T]`; empty where it is no name."""
     if isinstance(node, ast.Subscript):
         return _dotted(node.value)
     if isinstance(node, ast.Attribute):

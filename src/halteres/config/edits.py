@@ -153,5 +153,4 @@ def is_finite(value: Any) -> bool:
 
 
 def _types(field: Mapping[str, Any]) -> set[str]:
-    """JSON types that a field may have."""
     return {str(one["type"]) for one in (field, *field.get("anyOf", ())) if isinstance(one.get("type"), str)}

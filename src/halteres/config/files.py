@@ -162,7 +162,6 @@ class Gathering:
         return environment
 
     def _apply_policy(self, environment: EnvironmentProgram) -> None:
-        """Lay the policy's locks over what was given."""
         locks_env = any(key.startswith("env.") for key in self.policy.lock)
         fields = describe(environment, {}).fields if locks_env else frozenset[str]()
         for key, value in policy_locks(self.policy, fields).items():
@@ -361,7 +360,6 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _read_sections(file: Path, problems: list[Problem]) -> Sections:
-    """The sections of a file, in whichever of the two formats."""
     try:
         data = yaml.safe_load(file.read_text()) or {}
     except OSError as error:

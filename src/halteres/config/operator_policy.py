@@ -174,7 +174,6 @@ def load_policy(home: Path | None = None) -> Policy:
 
 
 def _lock_problem(key: str, value: Any) -> Problem | None:
-    """What is wrong with a lock. Of an environment's fields nothing is known here."""
     section, _, field = key.rpartition(".")
     if section == "env":
         return None

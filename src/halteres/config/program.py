@@ -236,7 +236,6 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
 
 
 def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> EnvironmentBroken:
-    """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
     name = re.escape(str(environment.path))
     places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)  # a traceback's, or a sentence of `describe`
     line = int(places[-1]) if places else None

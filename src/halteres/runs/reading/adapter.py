@@ -152,7 +152,6 @@ def _model_in(folder: Path) -> str | None:
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
-    """The adapter's configuration; {} where it cannot be read."""
     try:
         found = json.loads(read_regular(folder / CONFIG))
     except (OSError, *NOT_JSON):

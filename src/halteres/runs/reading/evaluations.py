@@ -160,8 +160,6 @@ def differences(before: Evaluation, after: Evaluation, confidence: float = CONFI
 
 @dataclass(slots=True)
 class _Figure:
-    """One figure, task by task."""
-
     # By a hash of the question.
     tasks: defaultdict[bytes, list[float]] = field(default_factory=lambda: defaultdict(list))
 

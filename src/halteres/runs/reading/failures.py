@@ -166,7 +166,6 @@ def disk_full(run: RunDirectory) -> DiskFull:
 
 
 def _ended(run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None) -> ProcessFailed:
-    """With where to look, and how to go on."""
     facts = {} if exited is None else {"exit": exited}
     return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **facts)
 

@@ -378,7 +378,6 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
 
 
 def _environment(settings: Settings) -> EnvironmentProgram:
-    """It must be there and accept these settings."""
     environment = program_of(settings.run)
     description = describe(environment, {name: it for name, it in settings.env.items() if name not in ENV_WIRING})
     if description.problems:
@@ -442,7 +441,6 @@ def examine_components(env: Mapping[str, Any]) -> list[Check]:
 
 
 def _check_function(function: str) -> None:
-    """NotFound or InvalidConfig where the file is not there, is no Python, or does not know the name."""
     place, _, name = function.rpartition(":")
     file = Path(place).expanduser()
     try:

@@ -399,7 +399,6 @@ class RunController:
         return Verdict(status="failed", error=error)
 
     def _trainer_ended(self) -> Verdict:
-        """How the run ends, its trainer having exited with code 0."""
         run, early, limit = self.run, self.early_end, self.settings.run.max_minutes
         final, total = final_checkpoint(run), self.writer.state.total_steps
         if final and final["step"] >= total:

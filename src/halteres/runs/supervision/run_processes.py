@@ -252,8 +252,6 @@ class ProcessGroup:
         return child.exit_code if child else None
 
     async def _watch(self, role: Role, child: Child) -> None:
-        """Report readiness, then the exit; or the exit alone."""
-
         async def until_ready() -> None:
             pause_s = 0.05
             async with asyncio.timeout(role.ready_within_s):
