@@ -95,8 +95,8 @@ class Description:
 
     @property
     def is_current(self) -> bool:
-        """Whether what it was read from is unchanged, its own file aside; packages may come any time."""
-        return not self.missing and all(_stat(Path(file)) == list(stat) for file, stat in self.read.items())
+        """Whether what it was read from is unchanged, but for the environment's own file."""
+        return all(_stat(Path(file)) == list(stat) for file, stat in self.read.items())
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Description:
@@ -141,8 +141,8 @@ def project_of(file: Path) -> Path:
     return project or next(folder for folder in folders if not (folder / "__init__.py").exists())
 
 
-def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
-    """What the file says about itself with these values set.
+def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afresh: bool = False) -> Description:
+    """What the file says about itself with these values set; `afresh`: whatever it said before.
 
     Raises:
         EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of its traceback.
@@ -153,7 +153,7 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     if found is None:
         with suppress(msgspec.ValidationError):
             found = msgspec.convert(_recall(key), Description)
-    if found is None or not found.is_current:
+    if afresh or found is None or not found.is_current:
         found = _ask(environment, values)
         _remember(key, msgspec.to_builtins(found))
     _cache(key, found)

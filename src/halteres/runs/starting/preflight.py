@@ -379,7 +379,10 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
 
 def _environment(settings: Settings) -> EnvironmentProgram:
     environment = program_of(settings.run)
-    description = describe(environment, {name: it for name, it in settings.env.items() if name not in ENV_WIRING})
+    values = {name: value for name, value in settings.env.items() if name not in ENV_WIRING}
+    description = describe(environment, values)
+    if description.missing:  # it may have been installed meanwhile
+        description = describe(environment, values, afresh=True)
     if description.problems:
         raise refusal(description.problems)
     for missing in description.missing:
