@@ -6,6 +6,7 @@ Order: defaults, then the file, then edits, then what the operator's policy hold
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -343,8 +344,8 @@ def data_place(given: Any, *folders: Path) -> Any:
     """
     if not isinstance(given, str) or not given:
         return given
-    path = Path(given).expanduser()
-    found = next((folder / path for folder in folders if (folder / path).exists()), None)
+    path = Path(os.path.expanduser(given))  # of any text: Path would raise for an unknown user
+    found = next((folder / path for folder in folders if os.path.exists(folder / path)), None)
     if found is None and (given.startswith((".", "~")) or path.suffix == ".jsonl"):
         found = folders[0] / path
     return str(found.absolute()) if found is not None else given

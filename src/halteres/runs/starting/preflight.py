@@ -389,7 +389,7 @@ def _environment(settings: Settings) -> EnvironmentProgram:
         what = f"The environment {environment.name} needs the package {missing.package}."
         raise PackageMissing(what, f"{environment.interpreter} does not have it.", missing.fix, package=missing.package)
     data = settings.env.get("dataset")
-    if isinstance(data, str) and Path(data).is_absolute() and not Path(data).exists():
+    if isinstance(data, str) and os.path.isabs(data) and not os.path.exists(data):
         raise refusal([Problem(field="env.dataset", got=data, rule="there is no such file or folder")])
     if description.is_foreign and settings.trainer.deterministic:
         rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"

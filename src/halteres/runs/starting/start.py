@@ -267,18 +267,17 @@ def run_of_key(key: str | None) -> RunDirectory | None:
 
 def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Sequence[str]) -> None:
     """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
-    held = None
+    held, made = None, beside
     try:
         for folder in FOLDERS:
             (beside / folder).mkdir(parents=True)
         start.write(beside, run.path)
         held = take_lock(beside / "lock")
-        beside.rename(run.path)
+        made = beside.rename(run.path)
         command = [*supervisor, str(run.path), "--lock-fd", str(held)]
         detach(command, run.path, run.log("supervisor"), environ.for_child(), held)
     except BaseException:
-        for made in (beside, run.path):
-            shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         raise
     finally:
         if held is not None:
