@@ -26,14 +26,7 @@ TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)  # losses that a ru
 SinkName = Literal["wandb", "trackio", "tensorboard"]  # where metrics can be forwarded to (`observe.sinks`)
 
 Estimator = Literal[
-    "group_std",
-    "group_mean",
-    "rloo",
-    "reinforce",
-    "rebn",
-    "rebn_per_environment",
-    "rebn_leave_one_out",
-    "turn_mean",
+    "group_std", "group_mean", "rloo", "reinforce", "rebn", "rebn_per_environment", "rebn_leave_one_out", "turn_mean"
 ]
 """How advantages are made of rewards (`training.advantages` has the formulas and their papers)."""
 
@@ -246,8 +239,9 @@ class TrainerSettings(Section):
         if self.advantage == "environment" and self.kl_coef and self.kl_in == "reward":
             raise _refused("kl_in", self.kl_in, "must be 'loss': the environment's own advantages know no reward")
         if self.advantage == "environment" and self.weighting != "token":
-            rule = "must be 'token': the environment's own advantages are weighted"
-            raise _refused("weighting", self.weighting, rule)
+            raise _refused(
+                "weighting", self.weighting, "must be 'token': the environment's own advantages are weighted"
+            )
         return self
 
     @property
@@ -279,11 +273,7 @@ ENV_WIRING: Mapping[str, str] = {
 }
 """Fields of an environment's config that a run fills in, each with the reason why no one else may."""
 
-SECTIONS: Mapping[str, type[Section]] = {
-    "run": RunSettings,
-    "inference": InferenceSettings,
-    "trainer": TrainerSettings,
-}
+SECTIONS: Mapping[str, type[Section]] = {"run": RunSettings, "inference": InferenceSettings, "trainer": TrainerSettings}
 """The sections whose fields are ours; `env` belongs to the environment."""
 
 
