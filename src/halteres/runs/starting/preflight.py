@@ -64,22 +64,14 @@ class MissingKey(UserError):
     code = "missing_key"
 
 
-class PackageMissing(UserError):
-    """The environment needs a package that its Python does not have."""
+class PreflightFailed(UserError):
+    """The run cannot begin: its folder cannot be made, or its environment lacks a package."""
 
     code = "preflight_failed"
 
 
-class HomeUnusable(UserError):
-    """No run's folder can be made in HALTERES_HOME."""
-
-    code = "preflight_failed"
-
-
-class TooLarge(UserError):
+class TooLarge(PreflightFailed):
     """The model does not fit into the memory that is free."""
-
-    code = "preflight_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +351,7 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     free = disk.free
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:  # /proc and the like have none
         why = f"{there} {'takes no new files' if there.is_dir() else 'is no folder'}."
-        failure = HomeUnusable(f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours.")
+        failure = PreflightFailed(f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours.")
         return Check(name="disk", ok=False, failure=failure)
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
@@ -387,7 +379,9 @@ def _environment(settings: Settings) -> EnvironmentProgram:
         raise refusal(description.problems)
     for missing in description.missing:
         what = f"The environment {environment.name} needs the package {missing.package}."
-        raise PackageMissing(what, f"{environment.interpreter} does not have it.", missing.fix, package=missing.package)
+        raise PreflightFailed(
+            what, f"{environment.interpreter} does not have it.", missing.fix, package=missing.package
+        )
     data = settings.env.get("dataset")
     if isinstance(data, str) and os.path.isabs(data) and not os.path.exists(data):
         raise refusal([Problem(field="env.dataset", got=data, rule="there is no such file or folder")])
