@@ -33,8 +33,7 @@ from halteres.next_step import worded
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
-from halteres.runs.starting.start import run_of_key
+from halteres.runs.starting.start import begin_run, plan_resumed_training, plan_reward_training, run_of_key
 
 MODULE = "halteres.agent.judging.reward_models"
 
@@ -149,7 +148,7 @@ def rl_train_reward_model(
         start = plan_reward_training(plan, name=name, idempotency_key=idempotency_key)
     forecast, warnings = _forecast(start.forecast), [*start.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
-        return _training(start_reward_training(start), forecast=forecast, warnings=warnings)
+        return _training(begin_run(start), forecast=forecast, warnings=warnings)
     return RewardTraining(
         status="rehearsed",
         base_model=start.training.plan.model,

@@ -27,6 +27,7 @@ from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.next_step import NextStep
 from halteres.observe.metrics import Row
 from halteres.process import alive
+from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.runs.directory import RunDirectory, active_runs, runs_home
 from halteres.runs.reading.failures import DiskFull
