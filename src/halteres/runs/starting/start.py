@@ -299,6 +299,8 @@ def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Seque
 
 def carry_over(point: ResumePoint, into: Path, name: str) -> None:
     """Copy what the new run of this name needs beside its metrics, into its folder that is still being made."""
+    from halteres.service.durable.journal import copy_without_requests
+
     old = point.run
 
     def is_done(entry: Path) -> bool:
@@ -316,18 +318,12 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
     for entry in filter(is_done, (old.path / "env_checkpoints" / old.state().name).glob("step-*.json")):
         saved.mkdir(parents=True, exist_ok=True)
         shutil.copy2(entry, saved)
-    if (old.path / "service").is_dir():
-        _copy_service_state(old.path / "service", into / "service")
-
-
-def _copy_service_state(source: Path, target: Path) -> None:
-    """Checkpoints and journal, and nothing else: what the new service appends to must not be the old one's."""
-    from halteres.service.durable.journal import copy_without_requests
-
-    target.mkdir(exist_ok=True)
-    if (source / "checkpoints").is_dir():
-        shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
-    copy_without_requests(source, target)
+    source, target = old.path / "service", into / "service"
+    if source.is_dir():  # checkpoints and journal, and nothing else: what the new service appends to is its own
+        target.mkdir(exist_ok=True)
+        if (source / "checkpoints").is_dir():
+            shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
+        copy_without_requests(source, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
