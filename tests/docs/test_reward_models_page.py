@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from halteres.runs.starting.reward_training import plan_reward_training
 from rewards.test_judges import endpoint
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.training_plan import preset_for, read_plan
+from halteres.runs.starting.start import plan_reward_training
 
 pytestmark = pytest.mark.runs
 
