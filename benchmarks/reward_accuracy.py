@@ -88,7 +88,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     """Train; the scores of the held-out texts as the weights in memory give them."""
     import yaml
 
-    from halteres.environments.arithmetic_pairs import preference_pairs
+    from halteres.environments.problems import preference_pairs
     from halteres.rewards import RewardConfig, RewardTrainer
 
     (seed,) = options.seeds
@@ -129,7 +129,7 @@ def look(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def held_out(seed: int) -> list[dict[str, Any]]:
-    from halteres.environments.arithmetic_pairs import preference_pairs
+    from halteres.environments.problems import preference_pairs
 
     return list(preference_pairs(HELD_OUT, seed=seed, split="eval"))
 

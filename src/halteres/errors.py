@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from halteres.next_step import NextStep, for_agents
+from halteres.next_step import Advice, NextStep, as_call, for_people, written
 
 MOST_TOLD, FEW_TOLD = 16, 5  # names that an error lists: all of them, or a few of many
 
@@ -38,30 +38,28 @@ class HalteresError(Exception):
     Args:
         what: what happened, one sentence.
         why: the cause, with the figures that show it.
-        next: what to do now: a call, or a sentence where none helps.
+        next: what to do now: calls as values, or a sentence where none helps.
         details: further JSON-able facts for programs (field, allowed, did_you_mean ...).
     """
 
     code: str = "internal"  # of the class; an error retold for another process keeps that one's
     status: ClassVar[int] = 500
 
-    def __init__(self, what: str, why: str = "", next: str | NextStep = "", **details: Any) -> None:
+    def __init__(self, what: str, why: str = "", next: Advice = "", **details: Any) -> None:
         self.what, self.why, self.details = what, why, details
-        self.next: str | NextStep = next
+        self.next: Advice = next
         super().__init__(self.sentence)
 
     @property
     def sentence(self) -> str:
         """What, why and next as one readable text."""
-        return " ".join(str(part) for part in (self.what, self.why, self.next) if part)
+        return " ".join(part for part in (self.what, self.why, for_people(self.next)) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.why, self.next, self.details)
 
 
-def _rebuild(
-    kind: type[HalteresError], what: str, why: str, next: str | NextStep, details: dict[str, Any]
-) -> HalteresError:
+def _rebuild(kind: type[HalteresError], what: str, why: str, next: Advice, details: dict[str, Any]) -> HalteresError:
     return kind(what, why, next, **details)
 
 
@@ -140,7 +138,7 @@ class ProcessFailed(HalteresError):
     def sentence(self) -> str:
         """What, why, where to look and what next as one readable text."""
         log = f"Its log: {self.details['log']}." if self.details.get("log") else ""
-        return " ".join(str(part) for part in (self.what, self.why, log, self.next) if part)
+        return " ".join(part for part in (self.what, self.why, log, for_people(self.next)) if part)
 
 
 class ServerError(HalteresError):
@@ -166,7 +164,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: str = "") -> HalteresError:
+def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: Advice = "") -> HalteresError:
     """The error for a name that is not among the known ones; offers the nearest.
 
     Of more than MOST_TOLD known ones it names the last few: they are the newest where there is an order at all.
@@ -208,15 +206,15 @@ def as_http(error: HalteresError) -> dict[str, Any]:
     return {"detail": error.sentence, "code": error.code, **_given(error.details)}
 
 
-def as_answer(error: HalteresError) -> dict[str, Any]:
-    """A tool's or command's answer."""
+def as_answer(error: HalteresError, write: Callable[[NextStep], str] = as_call) -> dict[str, Any]:
+    """A tool's or command's answer, with calls as `write` has them."""
     what = " ".join(part for part in (error.what, error.why) if part)
-    return {"error": what, "code": error.code, **_given(error.details), "next": for_agents(error.next)}
+    return {"error": what, "code": error.code, **_given(error.details), "next": written(error.next, write)}
 
 
 def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for whoever tells of its end."""
-    return {"code": error.code, "what": error.what, "why": error.why, "next": str(error.next)}
+    return {"code": error.code, "what": error.what, "why": error.why, "next": for_people(error.next)}
 
 
 def _given(details: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""What to do next, as values: a call of the agent's tools, written out as a call or as a shell's command; several."""
+"""What to do next, as values: a call of the agent's tools, and words with calls in them; each reader's form of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
-from typing import Any
+from typing import Any, TypeAlias
 
 _COMMANDS: dict[tuple[str, ...], str] = {
     ("rl_start_training", "resume_from"): "halteres train --resume {resume_from}",
@@ -19,12 +19,18 @@ _COMMANDS: dict[tuple[str, ...], str] = {
 """What a person types, by the tool and exactly these of its arguments; any other call is written as it is."""
 
 
+class Placeholder(str):
+    """The name of an argument whose value the reader fills in: written without quotation marks."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A call that goes on from here.
+    """A call that goes on from here; arguments that are None or empty are not given.
 
     >>> step = NextStep("rl_start_training", {"resume_from": "3fa9c1d2"}, "Go on from step 5")
-    >>> step.for_agents
+    >>> for_agents(step)
     'Go on from step 5: rl_start_training(resume_from="3fa9c1d2")'
     >>> str(step)
     'Go on from step 5: halteres train --resume 3fa9c1d2'
@@ -33,27 +39,39 @@ class NextStep:
     tool: str
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reason: str = ""  # what it is for
+    positional: tuple[Any, ...] | None = None  # arguments without their names, which come first; None: a run alone
+
+    @classmethod
+    def of(cls, tool: str, /, *positional: Any, **args: Any) -> NextStep:
+        """The call as Python has it.
+
+        >>> NextStep.of("rl_check_status", "3fa9c1d2", wait_s=45, until="eval").call
+        'rl_check_status("3fa9c1d2", wait_s=45, until="eval")'
+        """
+        return cls(tool, args, "", positional)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name that are given."""
+        return {name: value for name, value in self.args.items() if value not in (None, {}, "")}
 
     @property
     def call(self) -> str:
-        """As an agent makes it; a run comes first, without the argument's name."""
-        named = dict(self.args)
-        run = [named.pop("run_id")] if "run_id" in named else []
-        return worded(self.tool, *run, **named)
+        """As an agent makes it."""
+        given, first = self.given, self.positional
+        if first is None:
+            first = [given.pop("run_id")] if "run_id" in given else []
+        words = [*map(_json, first), *(f"{name}={_json(value)}" for name, value in given.items())]
+        return f"{self.tool}({', '.join(words)})"
 
     @property
     def command(self) -> str:
         """As a person types it."""
-        command = _COMMANDS.get((self.tool, *self.args))
+        command = None if self.positional else _COMMANDS.get((self.tool, *self.args))
         return command.format_map(self.args) if command else self.call
 
-    @property
-    def for_agents(self) -> str:
-        """What it is for, and the call."""
-        return f"{self.reason}: {self.call}" if self.reason else self.call
-
     def __str__(self) -> str:
-        return f"{self.reason}: {self.command}" if self.reason else self.command
+        return for_people(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +96,53 @@ class Remedy:
         """What is left to do when its first calls, as far as they are of these tools, have been made."""
         return replace(self, steps=tuple(dropwhile(lambda step: step.tool in tools, self.steps)))
 
+    @property
+    def parts(self) -> tuple[Advice, ...]:
+        """In words and calls."""
+        apart = "; " if self.steps and (self.words or self.later) else ""
+        return (then(*self.steps), apart, self.words, " " if self.words and self.later else "", then(*self.later))
+
     def __str__(self) -> str:
-        now, later = (" then ".join(step.call for step in steps) for steps in (self.steps, self.later))
-        return "; ".join(part for part in (now, f"{self.words} {later}".strip()) if part)
+        return for_agents(self)
 
 
-def for_agents(following: str | NextStep) -> str:
-    """A next step, or a sentence that is none, as an agent reads it."""
-    return following.for_agents if isinstance(following, NextStep) else following
+Advice: TypeAlias = str | NextStep | Remedy | tuple[Any, ...]
+"""Words, a call, or several of these in order: `("make room, then ", NextStep("rl_list_runs"))`."""
 
 
-def worded(tool: str, /, *arguments: Any, **named: Any) -> str:
-    """A call as text; arguments that are None or empty are left out.
+def then(*advice: Advice) -> Advice:
+    """One after the other.
 
-    >>> worded("rl_check_status", "3fa9c1d2", wait_s=45, until="eval")
-    'rl_check_status("3fa9c1d2", wait_s=45, until="eval")'
+    >>> for_agents(then(NextStep("rl_health_check"), "mend the problems"))
+    'rl_health_check() then mend the problems'
     """
-    given = [_json(value) for value in arguments]
-    given += [f"{key}={_json(value)}" for key, value in named.items() if value not in (None, {}, "")]
-    return f"{tool}({', '.join(given)})"
+    return tuple(part for one in advice for part in (" then ", one))[1:]
+
+
+def written(advice: Advice, write: Callable[[NextStep], str]) -> str:
+    """As text, with each call as `write` has it."""
+    if isinstance(advice, str):
+        return advice
+    if isinstance(advice, NextStep):
+        return f"{advice.reason}: {write(advice)}" if advice.reason else write(advice)
+    parts: tuple[Advice, ...] = advice.parts if isinstance(advice, Remedy) else advice
+    return "".join(written(part, write) for part in parts)
+
+
+def for_agents(advice: Advice) -> str:
+    """As an agent reads it."""
+    return written(advice, as_call)
+
+
+def for_people(advice: Advice) -> str:
+    """As a person reads it who has commands."""
+    return written(advice, lambda step: step.command)
+
+
+def as_call(step: NextStep) -> str:
+    """A call as every wire has it."""
+    return step.call
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value if isinstance(value, Placeholder) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

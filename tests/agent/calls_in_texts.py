@@ -14,7 +14,7 @@ import click
 import typer
 
 from halteres.agent.table import BY_NAME
-from halteres.agent.watching.waiting import Until
+from halteres.agent.waiting import Until
 from halteres.cli.main import app
 
 ROLES = ("service", "engine", "api", "trainer", "env", "eval", "supervisor")

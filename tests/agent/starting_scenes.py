@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, end
 
+from halteres.agent import start_training as starting
 from halteres.agent.call import call
-from halteres.agent.starting import start_training as starting
 from halteres.agent.tool import Caller
 from halteres.runs.directory import list_runs
 from halteres.runs.starting.start import begin_run

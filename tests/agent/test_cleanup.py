@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.cleanup import DAY_S, PICTURES, TESTS, clean_up
-from halteres.agent.drafting.drafts import choose, drafts_home, editing, lock_of
+from halteres.agent.call import DAY_S, PICTURES, TESTS, clean_up
+from halteres.agent.drafts import choose, drafts_folder, editing, lock_of
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller
 from halteres.agent.trial.folder import all_folders, new_folder
@@ -52,11 +52,11 @@ def test_the_newest_tests_are_kept_and_those_under_way() -> None:
 def test_drafts_of_servers_go_after_a_month_and_those_with_names_stay() -> None:
     for handle in ("mcp-0000aaaa", "mcp-1111bbbb", "mcp-2222cccc", "mine"):
         choose(Caller(draft=handle), None, "arithmetic", {})
-        aged(drafts_home() / f"{handle}.json", 29 if handle == "mcp-1111bbbb" else 31)
+        aged(drafts_folder() / f"{handle}.json", 29 if handle == "mcp-1111bbbb" else 31)
     with editing(Caller(draft="mcp-2222cccc"), None):
         clean_up()
-    assert {file.stem for file in drafts_home().glob("*.json")} == {"mcp-1111bbbb", "mcp-2222cccc", "mine"}
-    assert not lock_of(drafts_home() / "mcp-0000aaaa.json").exists()
+    assert {file.stem for file in drafts_folder().glob("*.json")} == {"mcp-1111bbbb", "mcp-2222cccc", "mine"}
+    assert not lock_of(drafts_folder() / "mcp-0000aaaa.json").exists()
 
 
 def test_looks_stay_as_long_as_their_run_goes_on(home: Path) -> None:

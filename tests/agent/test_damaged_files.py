@@ -117,7 +117,7 @@ async def test_a_run_that_no_code_foresaw_is_listed_with_its_error(
             raise ZeroDivisionError("a new kind of damage")
         return 1.0
 
-    monkeypatch.setattr("halteres.agent.watching.status.last_reward", broken)
+    monkeypatch.setattr("halteres.agent.status.last_reward", broken)
     rows = {row["run_id"]: row for row in (await told("rl_list_runs"))["runs"]}
     assert "a new kind of damage" in rows[RUN]["error"]
     assert rows[OTHER]["reward"] == 1.0

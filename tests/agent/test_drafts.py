@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.drafting import drafts
-from halteres.agent.drafting.drafts import Draft, NoEnvironment, Selection, choose, editing, load_draft, save_draft
+from halteres.agent import drafts
+from halteres.agent.drafts import Draft, NoEnvironment, Selection, choose, editing, load_draft, save_draft
 from halteres.agent.tool import Caller
 from halteres.config import program
 from halteres.config.environ import for_child
@@ -69,7 +69,7 @@ def test_selecting_again_discards_edits_and_tells_them() -> None:
 
 def test_a_draft_outlives_the_process_that_made_it() -> None:
     script = (
-        "from halteres.agent.drafting.drafts import choose\nfrom halteres.agent.call import Caller\n"
+        "from halteres.agent.drafts import choose\nfrom halteres.agent.call import Caller\n"
         "choose(Caller(draft='mine'), None, 'arithmetic', {'lora_rank': 8})"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=for_child(), timeout=60)
@@ -191,7 +191,7 @@ def test_a_draft_that_cannot_be_read_counts_as_empty(home: Path) -> None:
 
 def test_a_disk_that_will_not_have_it_is_told(home: Path) -> None:
     (home / "drafts").write_text("no folder")
-    with pytest.raises(drafts.DraftNotKept, match="cannot be kept in"):
+    with pytest.raises(drafts.DraftNotStored, match="cannot be kept in"):
         select("arithmetic")
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halteres.agent.starting import engine_speed, estimates
-from halteres.agent.starting.engine_speed import Speed
-from halteres.agent.starting.estimates import Estimate, estimate
+from halteres.agent import estimates
+from halteres.agent.estimates import Estimate, Speed, estimate
 from halteres.agent.trial.folder import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
@@ -107,7 +106,7 @@ def remember(plan: Plan, ground: Ground, speed: Speed = SPEED) -> None:
     """The cache as the probe has left it."""
     file = environ.home() / "cache" / "engine_speeds.json"
     file.parent.mkdir(exist_ok=True)
-    key = engine_speed.Engine.of(plan, ground.model).key
+    key = estimates.Engine.of(plan, ground.model).key
     file.write_text(json.dumps({key: msgspec.to_builtins(speed)}))
 
 
@@ -245,24 +244,24 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
 def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
     plan, ground = planned()
-    engine = engine_speed.Engine.of(plan, ground.model)
-    found = engine_speed.measured(engine, plan.demands, deadline_s=60)
-    assert found is not None and found.complete
+    engine = estimates.Engine.of(plan, ground.model)
+    found = estimates.measured(engine, plan.demands, deadline_s=60)
+    assert found is not None and found.decode_tokens_per_s and found.train_tokens_per_s
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(engine_speed, "EngineProcess", None)
-    assert engine_speed.remembered(engine) == found
+    monkeypatch.setattr(estimates, "EngineProcess", None)
+    assert estimates.remembered(engine) == found
     assert told(plan, ground).step_s.low > 0
 
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
     plan, ground = planned()
-    assert engine_speed.measured(engine_speed.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
+    assert estimates.measured(estimates.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
     assert not (home / "cache").exists()
 
 
 def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
     plan, _ = planned()
     (tmp_path / "config.json").write_text("{}")
-    broken = engine_speed.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
-    assert engine_speed.measured(broken, plan.demands, deadline_s=60) is None
+    broken = estimates.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
+    assert estimates.measured(broken, plan.demands, deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -16,8 +16,8 @@ from mcp import Client
 from mcp_types import TextResourceContents
 from typer.testing import CliRunner
 
-from halteres.agent.drafting.drafts import load_draft
-from halteres.agent.starting import start_training as starting
+from halteres.agent import start_training as starting
+from halteres.agent.drafts import load_draft
 from halteres.agent.tool import Caller
 from halteres.agent.transports.mcp.server import build
 from halteres.cli.main import app

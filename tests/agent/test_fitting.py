@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from halteres.agent.answer_text import LONGEST, fitted
 from halteres.agent.call import call
-from halteres.agent.drafting.drafts import choose
+from halteres.agent.drafts import choose
 from halteres.agent.tool import Caller
-from halteres.agent.truncation import LONGEST, fitted
 
 
 def length(body: Any) -> int:

@@ -91,14 +91,14 @@ def test_the_entry_point_names_the_module_that_registers() -> None:
 
 def test_a_handler_answers_json_and_takes_an_empty_text_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def lists(caller: Any, **given: Any) -> Any:
-        return BY_NAME["rl_list_runs"].result(runs=[given], count=1, next="x")
+        return BY_NAME["rl_list_runs"].result(runs=[], count=1, given=given, next="x")
 
     standing_in(monkeypatch, "rl_list_runs", lists)
     host = Host()
     hermes.register(host)
     told = host.dispatch("rl_list_runs", {"status": "", "limit": 5})
     assert isinstance(told, str)
-    assert json.loads(told) == {"runs": [{"limit": 5}], "count": 1, "next": "x"}
+    assert json.loads(told) == {"runs": [], "count": 1, "given": {"limit": 5}, "next": "x"}
 
 
 def test_an_error_is_json_too(monkeypatch: pytest.MonkeyPatch) -> None:

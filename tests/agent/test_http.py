@@ -27,7 +27,7 @@ from halteres.agent.transports.access import is_token, token
 from halteres.agent.trial import testing
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Request
-from halteres.agent.watching.waiting import WITHIN_S
+from halteres.agent.waiting import WITHIN_S
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig, NotReady

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 
-from halteres.agent.agent_clients.installation import MARKER
-from halteres.agent.agent_clients.settings_file import BACKUP, Change
+from halteres.agent.agent_clients import MARKER
+from halteres.agent.client_settings import BACKUP, Change
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
 from halteres.errors import Conflict

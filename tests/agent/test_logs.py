@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.watching.logs import clean_line, line_filter
+from halteres.agent.logs import clean_line, line_filter
 from halteres.runs.directory import RunDirectory
 
 from .run_scenes import RUN, make_run, replied, supervised, tokens, told

@@ -91,13 +91,16 @@ def test_what_a_model_is_told_names_only_tools_and_arguments_that_there_are(text
 async def test_an_answer_is_the_same_as_text_and_as_structure(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is null stays, so do keys that the schema does not declare; what is not ASCII is not escaped."""
     async with connected(revision) as client:
-        answer = answered("rl_list_runs", runs=[{"run_id": "é", "reward": None}], count=1, more=[None, float("nan")])
+        answer = answered(
+            "rl_list_runs", runs=[], count=1, one={"run_id": "é", "reward": None}, more=[None, float("nan")]
+        )
         standing_in(monkeypatch, "rl_list_runs", lambda caller: answer)
         result = await client.call_tool("rl_list_runs", {})
         assert not result.is_error
         assert body(result) == {
-            "runs": [{"run_id": "é", "reward": None}],
+            "runs": [],
             "count": 1,
+            "one": {"run_id": "é", "reward": None},
             "more": [None, None],
             "next": "x",
         }

@@ -11,15 +11,15 @@ import pytest
 from pydantic import ValidationError
 
 from halteres.agent.call import call
+from halteres.agent.next_steps import next_call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller
-from halteres.agent.watching.next_steps import next_call
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
 from halteres.config.operator_policy import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal
 from halteres.config.settings import Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, NotReady, ServerError, UserError
-from halteres.next_step import NextStep
+from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
 from halteres.runs.starting.preflight import resume_point
@@ -114,7 +114,7 @@ def of_code(code: str, details: dict[str, Any]) -> HalteresError:
 @pytest.mark.parametrize("name", [*(tool.name for tool in TOOLS), "rl_invented"])
 def test_whatever_a_tool_refuses_the_next_call_can_be_made(name: str, draft: str | None) -> None:
     for error in (*ERRORS, *(of_code(*one) for one in OF_CODE)):
-        check(next_call(name, error, draft))
+        check(for_agents(next_call(name, error, draft)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_whatever_a_tool_refuses_the_next_call_can_be_made(name: str, draft: str
 )
 def test_a_run_that_was_meant_goes_into_the_tools_own_argument(name: str, following: str) -> None:
     takes = BY_NAME[name].arguments.model_fields
-    assert next_call(name, RunNotFound("None.", did_you_mean=RUN), takes=takes) == following
+    assert for_agents(next_call(name, RunNotFound("None.", did_you_mean=RUN), takes=takes)) == following
 
 
 async def test_a_refused_edit_of_another_draft_leads_to_that_draft() -> None:
@@ -150,9 +150,9 @@ def refused_to_resume(run: RunDirectory) -> HalteresError:
 
 def test_a_run_that_cannot_be_gone_on_from_is_told_in_calls() -> None:
     bare = refused_to_resume(make_run("00000001", status="failed", step=3))
-    assert next_call("rl_start_training", bare) == 'rl_start_training(environment="gsm8k")'
+    assert for_agents(next_call("rl_start_training", bare)) == 'rl_start_training(environment="gsm8k")'
     with supervised(make_run("00000002"), status="running"):
-        going = next_call("rl_start_training", refused_to_resume(RunDirectory(runs_home() / "00000002")))
+        going = for_agents(next_call("rl_start_training", refused_to_resume(RunDirectory(runs_home() / "00000002"))))
     assert 'rl_stop_training("00000002")' in going
     check(going)
 
@@ -164,6 +164,6 @@ def test_a_checkpoint_in_somebody_elses_service_is_told_without_commands(given: 
     settings = run.settings()
     with pytest.raises(NotFound) as raised:
         resume_point(run, settings, None if given else "http://localhost:9000")
-    following = next_call("rl_start_training", raised.value)
+    following = for_agents(next_call("rl_start_training", raised.value))
     assert "TINKER_BASE_URL" in following
     check(following)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.watching.look import ANSWER_WITHIN_S, LENGTH
+from halteres.agent.run_snapshot import ANSWER_WITHIN_S, LENGTH
 from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
 

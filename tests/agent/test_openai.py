@@ -38,14 +38,14 @@ def asked(name: str, arguments: Any) -> dict[str, Any]:
 
 async def test_a_tool_call_is_answered_with_a_tool_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def lists(caller: Any, **given: Any) -> Any:
-        return BY_NAME["rl_list_runs"].result(runs=[given], count=1, next="x")
+        return BY_NAME["rl_list_runs"].result(runs=[], count=1, given=given, next="x")
 
     standing_in(monkeypatch, "rl_list_runs", lists)
     for arguments, given in (('{"limit": 3}', '{"limit":3}'), ("", "{}"), (None, "{}"), ({"limit": 3}, '{"limit":3}')):
         assert await openai.answer(asked("rl_list_runs", arguments)) == {
             "role": "tool",
             "tool_call_id": "call_7",
-            "content": f'{{"runs":[{given}],"count":1,"next":"x"}}',
+            "content": f'{{"runs":[],"count":1,"given":{given},"next":"x"}}',
         }
 
 

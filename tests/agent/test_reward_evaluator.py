@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.judging import reward_models
+from halteres.agent import reward_models
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halteres.environments.arithmetic_pairs import preference_pairs
+from halteres.environments.problems import preference_pairs
 
 from .draft_scenes import refused
 from .real_runs import told, until

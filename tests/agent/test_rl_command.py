@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from typer.testing import CliRunner, Result
 
 from halteres.agent.call import Reply
 from halteres.agent.table import TOOLS
+from halteres.agent.tool import Caller
 from halteres.agent.transports import command_line as cli
-from halteres.agent.transports.command_line import as_commands, command_name
+from halteres.agent.transports.command_line import as_command, command_name
 from halteres.cli import follow
+from halteres.next_step import Advice, NextStep, Placeholder, Remedy, then, written
 from halteres.runs.directory import RunDirectory
 
 
@@ -28,12 +31,13 @@ class Table:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.drafts: list[str] = []
-        self.reply = Reply(body={"next": "rl_list_runs()"})
+        self.reply = Reply(body={})
+        self.next: Advice = NextStep("rl_list_runs")
 
-    async def __call__(self, name: str, arguments: Mapping[str, Any] | None, caller: Any) -> Reply:
+    async def __call__(self, name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
         self.asked.append((name, dict(arguments or {})))
         self.drafts.append(caller.draft)
-        return self.reply
+        return replace(self.reply, body={**self.reply.body, "next": written(self.next, caller.write)})
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +141,7 @@ def test_a_wrong_value_is_answered_as_on_every_transport(words: str, field: str)
 
 
 def test_json_is_the_compact_answer_alone(table: Table) -> None:
-    table.reply = Reply(body={"message": "Größe", "config": {"a": 1.5, "b": None}, "next": "rl_list_runs()"})
+    table.reply = Reply(body={"message": "Größe", "config": {"a": 1.5, "b": None}})
     ended = rl("list-runs", "--json")
     assert ended.exit_code == 0
     assert ended.stdout == '{"message":"Größe","config":{"a":1.5,"b":null},"next":"rl_list_runs()"}\n'
@@ -145,7 +149,7 @@ def test_json_is_the_compact_answer_alone(table: Table) -> None:
 
 
 def test_an_error_is_exit_code_1_also_where_the_call_itself_succeeded(table: Table) -> None:
-    table.reply = Reply(body={"run_id": "3fa9", "status": "failed", "error": "Out of memory.", "next": "x"})
+    table.reply = Reply(body={"run_id": "3fa9", "status": "failed", "error": "Out of memory."})
     for words in (("check-status",), ("check-status", "--json")):
         ended = rl(*words)
         assert ended.exit_code == 1
@@ -154,8 +158,8 @@ def test_an_error_is_exit_code_1_also_where_the_call_itself_succeeded(table: Tab
 
 
 def test_a_failed_call_is_told_on_stderr_with_what_to_do(table: Table) -> None:
-    body = {"error": "Run 'x' not found.", "code": "run_not_found", "next": 'rl_check_status(run_id="3fa9")'}
-    table.reply = Reply(body=body, failed=True, status=404)
+    body = {"error": "Run 'x' not found.", "code": "run_not_found"}
+    table.reply, table.next = Reply(body=body, failed=True, status=404), NextStep.of("rl_check_status", "3fa9")
     ended = rl("check-status", "x")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
@@ -177,9 +181,8 @@ def test_people_get_lines_tables_and_whole_paths(table: Table, home: Path) -> No
         "metrics": {"nested": {"a": 1}, "flag": True},
         "tags": [],
         "rollouts": [{"prompt": "1 + 1?\nThink.", "score": 1.0}],
-        "next": "rl_get_results(plot=true)",
     }
-    table.reply = Reply(body=body, images=(picture,))
+    table.reply, table.next = Reply(body=body, images=(picture,)), NextStep.of("rl_get_results", plot=True)
     lines = rl("list-runs").stdout.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert lines[0].split() == ["runs", "run_id", "status", "reward", "code"]
@@ -204,36 +207,47 @@ def test_a_draft_is_the_sessions_unless_a_call_names_one(table: Table, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("advice", "command"),
     [
-        ("rl_list_runs()", "halteres rl list-runs"),
+        (NextStep("rl_list_runs"), "halteres rl list-runs"),
         (
-            'rl_check_status("3fa9", wait_s=45, until="step>=3")',
+            NextStep.of("rl_check_status", "3fa9", wait_s=45, until="step>=3"),
             "halteres rl check-status 3fa9 --wait-s 45 --until 'step>=3'",
         ),
-        ("rl_edit_config('group_size', 16)", "halteres rl edit-config group_size 16"),
+        (NextStep("rl_stop_training", {"run_id": "3fa9"}, "Stop it"), "Stop it: halteres rl stop-training 3fa9"),
+        (NextStep.of("rl_edit_config", "group_size", 16), "halteres rl edit-config group_size 16"),
         (
-            'rl_edit_config(changes={"group_size":12,"env.name":"a (b)"})',
+            NextStep.of("rl_edit_config", changes={"group_size": 12, "env.name": "a (b)"}),
             """halteres rl edit-config --changes '{"group_size": 12, "env.name": "a (b)"}'""",
         ),
         (
-            'rl_start_training(resume_from="3f", changes={"a":null}, dry_run=true)',
+            NextStep.of("rl_start_training", resume_from="3f", changes={"a": None}, dry_run=True, name=None),
             """halteres rl start-training --resume-from 3f --changes '{"a": null}' --dry-run""",
         ),
-        ('rl_compare_runs(["a", "b"], plot=false)', "halteres rl compare-runs a b --no-plot"),
+        (NextStep.of("rl_compare_runs", ["a", "b"], plot=False), "halteres rl compare-runs a b --no-plot"),
         (
-            "rl_list_environments() then rl_select_environment(name)",
+            then(NextStep("rl_list_environments"), NextStep.of("rl_select_environment", Placeholder("name"))),
             "halteres rl list-environments then halteres rl select-environment NAME",
         ),
-        ("mend it, then rl_list_runs(limit=3).", "mend it, then halteres rl list-runs --limit 3."),
-        ("rl_start_training(...) again with the fields mended", "rl_start_training(...) again with the fields mended"),
-        ("rl_start_training(environment=, changes=)", "rl_start_training(environment=, changes=)"),
-        ("rl_unknown(1), rl_list_runs(nothing=1)", "rl_unknown(1), rl_list_runs(nothing=1)"),
+        (
+            ("mend it, then ", NextStep.of("rl_list_runs", limit=3), "."),
+            "mend it, then halteres rl list-runs --limit 3.",
+        ),
+        (
+            Remedy((NextStep("rl_stop_training", {"run_id": "3fa9"}),), "see", (NextStep("rl_list_runs"),)),
+            "halteres rl stop-training 3fa9; see halteres rl list-runs",
+        ),
         ("rl_list_runs takes: status, limit", "rl_list_runs takes: status, limit"),
+        (NextStep("rl_unknown", {"run_id": "3fa9"}), 'rl_unknown("3fa9")'),
     ],
 )
-def test_the_calls_of_an_answer_are_told_as_commands(line: str, told: str) -> None:
-    assert as_commands(line) == told
+def test_the_calls_of_an_answer_are_told_as_commands(advice: Advice, command: str) -> None:
+    assert written(advice, as_command) == command
+
+
+def test_a_text_of_somebody_else_that_looks_like_a_call_stays_as_it_is(table: Table) -> None:
+    table.reply = Reply(body={"completion": "Say rl_list_runs() now."})
+    assert "Say rl_list_runs() now." in rl("get-rollouts").stdout
 
 
 def test_every_word_of_a_tools_command_reaches_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.agent.drafting.drafts import load_draft, save_draft
+from halteres.agent.drafts import load_draft, save_draft
 from halteres.agent.tool import Caller
 
 from .draft_scenes import refused, told

@@ -19,7 +19,7 @@ import halteres
 from halteres.agent import Tools
 from halteres.agent.skills import WORKSPACE, example_environment, skill_folders, skills
 from halteres.agent.table import BY_NAME
-from halteres.agent.watching.waiting import Until
+from halteres.agent.waiting import Until
 from halteres.runs.diagnosis.rules import RULES
 
 from .calls_in_texts import calls_in, check_call, read_call

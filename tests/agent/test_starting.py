@@ -14,7 +14,7 @@ import yaml
 from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
 from typer.testing import CliRunner
 
-from halteres.agent.starting import start_training
+from halteres.agent import start_training
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row

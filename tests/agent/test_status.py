@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from halteres.config.operator_policy import HERMES_COMPAT
-from halteres.next_step import NextStep, Remedy, worded
+from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
@@ -524,7 +524,7 @@ async def test_without_an_active_run_the_newest_are_listed() -> None:
     reply = await replied("rl_check_status")
     assert (reply.body["code"], reply.body["active_runs"], reply.status) == ("run_not_found", [], 404)
     assert f"{RUN} (gsm8k, completed), 0000ffff (gsm8k, completed)" in reply.body["error"]
-    assert reply.body["next"] == worded("rl_check_status", run_id=RUN)
+    assert reply.body["next"] == f'rl_check_status(run_id="{RUN}")'
 
 
 async def test_an_unknown_run_offers_the_nearest_in_the_specs_words(running: RunDirectory) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
 
-from halteres.agent.watching import waiting
+from halteres.agent import waiting
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.agent.drafting.drafts import choose, load_draft
+from halteres.agent.drafts import choose, load_draft
 from halteres.agent.tool import Caller
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test
@@ -300,7 +300,7 @@ async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_pa
     home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text("hermes-compat")
     assert (await replied()).body["code"] == "missing_key"
-    assert not folder.tests_home().exists()
+    assert not folder.tests_folder().exists()
 
 
 async def test_a_broken_environment_and_a_test_that_is_not_there_are_refused(home: Path, tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import pytest
 from halteres.agent.trial import folder as test_folder
 from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.relay import Traffic
-from halteres.agent.trial.report import BUDGET, Ended, brief, report
+from halteres.agent.trial.report import BUDGET, Ended, Steps, brief, report
 from halteres.agent.trial.request import Request, TestedModel
 from halteres.agent.trial.tester import exited, folded, hung_at, timed_out
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import NotFound
+from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs.state import lock_taken
 
@@ -96,7 +97,7 @@ class Written:
 
     def told(self, status: str = "done") -> dict[str, Any]:
         """The whole answer; it is JSON."""
-        return json.loads(json.dumps(report(self.folder, self.request, status), allow_nan=False))
+        return json.loads(json.dumps(msgspec.to_builtins(report(self.folder, self.request, status)), allow_nan=False))
 
 
 Make = Callable[..., Written]
@@ -115,9 +116,15 @@ def test_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return lambda *models, **asked: Written(tmp_path, *models, **asked)
 
 
+def shown(whole: dict[str, Any]) -> dict[str, Any]:
+    """The answer that a call gives."""
+    told = brief(whole)
+    return {**told, "next": for_agents(told["next"])}
+
+
 def summary(written: Written) -> tuple[bool | None, str, str]:
     told = written.told()
-    return told["summary"]["trainable"], told["summary"]["why"], told["next"]
+    return told["summary"]["trainable"], told["summary"]["why"], for_agents(msgspec.convert(told["next"], Steps))
 
 
 def test_rewards_that_vary_within_a_group_can_be_trained_on(test_of: Make) -> None:
@@ -259,7 +266,7 @@ def test_every_answer_fits_and_says_where_the_rest_is(
         written.groups(*[[0.25, *[1.0] * (size - 1)]] * num_groups, one=one, answer="long text " * 200)
         written.ended(msgspec.structs.replace(WELL, error="It went wrong", stderr="x" * 1000, stdout="y" * 1000), one)
     whole = written.told()
-    told = brief(whole)
+    told = shown(whole)
     assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
     assert [one["model"] for one in told["models_tested"]] == [one.model for one in models]
     assert all(one["steps_tested"] == num_groups for one in told["models_tested"])
@@ -276,7 +283,7 @@ def test_many_free_prompts_are_shortened_before_any_is_left_out(test_of: Make) -
         append_row(
             file, {"prompt": prompt, "completion": "word " * 99, "finish": "stop", "score": None, "note": "n" * 90}
         )
-    told = brief(written.ended(WELL).told())
+    told = shown(written.ended(WELL).told())
     assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
     assert len(told["responses"]) == 10
     assert told["test_config"]["rollouts_per_model"] == 10
@@ -314,7 +321,7 @@ def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make)
     assert written.folder.phase() == "done"
     with pytest.raises(NotFound) as refused:
         find_test("t-0123abce")
-    assert refused.value.next == 'rl_test_inference(test_id="t-0123abcd")'
+    assert for_agents(refused.value.next) == 'rl_test_inference(test_id="t-0123abcd")'
 
 
 def test_the_newest_test_counts_unless_the_environment_has_changed(test_of: Make) -> None:

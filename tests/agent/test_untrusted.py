@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from halteres.agent.answer_text import RULE, marked
 from halteres.agent.transports import command_line
 from halteres.agent.transports.mcp.content import INSTRUCTIONS
-from halteres.agent.untrusted import RULE, marked
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from runs.scenes import STANDIN_SUPERVISOR, settings
 
-from halteres.agent.watching import status, waiting
-from halteres.agent.watching.waiting import Until, Watch, wait_for
+from halteres.agent import status, waiting
+from halteres.agent.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.next_step import Remedy
 from halteres.runs.directory import RunDirectory, stop_run

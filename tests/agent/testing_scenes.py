@@ -10,7 +10,7 @@ from textwrap import dedent
 from typing import Any
 
 from halteres.agent.call import Reply, call
-from halteres.agent.drafting.drafts import choose
+from halteres.agent.drafts import choose
 from halteres.agent.tool import Caller
 
 BUDGET = 900  # tokens of an answer

@@ -27,9 +27,9 @@ from halteres.engine.torch.micro_batches import MicroBatch
 from halteres.models import TINY, builtin_path
 from halteres.training.advantages import estimate
 from halteres.training.datums import Example
-from halteres.training.learner import SentCall
 from halteres.training.logprob_mismatch import agreement
 from halteres.training.objective import Objective
+from halteres.training.policy import SentCall
 from halteres.training.turns import returns, turns_of
 from halteres.types import Batch, Group, Span
 

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import halteres.environments
-from halteres.agent.drafting.drafts import Setting, followed
+from halteres.agent.drafts import Setting, followed
 from halteres.config import environ
 from halteres.config.edits import ALIASES
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
@@ -146,10 +146,10 @@ def _table(
 
 def _row(setting: Setting, filled_in: str | None) -> str:
     told = setting.full
-    kind = [told["type"], *filter(None, (told.get("range"),))]
-    if allowed := told.get("allowed"):
+    kind = [told.type, *filter(None, (told.range,))]
+    if allowed := told.allowed:
         kind = [" or ".join(f"`{value}`" for value in allowed)]
-    meaning = told["description"] + (f". *Filled in: {filled_in}.*" if filled_in else "")
+    meaning = told.description + (f". *Filled in: {filled_in}.*" if filled_in else "")
     cells = (f"`{setting.name}`", meaning, "; ".join(kind), _shown(setting.default))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

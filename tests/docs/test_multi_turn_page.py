@@ -52,7 +52,7 @@ async def test_a_policy_that_uses_the_tool_wins_the_game(game: Path) -> None:
         env = kind(config, [server(inference)])
         settled = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=7))
         await env.server.close()
-    (group,) = settled.kept
+    (group,) = settled.groups
     assert (group.get("outcome"), group["scores"]) == (["success"] * 2, [1.0] * 2)
     said = [TOKENIZER.decode(turn.action) for turn in turns_of(group, [0])]
     assert [text for text in said if "boxed" in text] == [f"\\boxed{{{number}}}" for number in (5, 8, 6, 7)]

@@ -50,7 +50,7 @@ async def test_the_pages_list_scores_a_group_and_its_panel_the_held_out_answers(
         await env.rewards.close()
         await env.server.close()
     assert not settled.failures, settled.failures
-    (group,) = settled.kept
+    (group,) = settled.groups
     record = group.get("rewards")
     assert record is not None
     for values, score in zip(record.values, group["scores"], strict=True):

@@ -20,9 +20,9 @@ from halteres.clients.trajectories import EnvStatus, Posted, Registered, Trainer
 from halteres.config import environ
 from halteres.environments.base import BaseEnv
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.link import TrajectoryLink
 from halteres.environments.serving import Serving
 from halteres.environments.single_turn import SingleTurnEnv
+from halteres.environments.trajectory_link import TrajectoryLink
 from halteres.models import TINY, builtin_path
 from halteres.text import load_tokenizer
 from halteres.types import Batch

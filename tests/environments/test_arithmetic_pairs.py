@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import halteres.rewards
-from halteres.environments.arithmetic_pairs import KINDS, preference_pairs
-from halteres.environments.problems import extract_boxed
+from halteres.environments.problems import KINDS, extract_boxed, preference_pairs
 from halteres.rewards.preferences import overlap, read_preferences
 
 DATA = Path(halteres.rewards.__file__).parent / "data"

@@ -85,7 +85,7 @@ async def played(env: GameEnv, number: int = 1) -> list[Settled]:
 async def groups_of(env: GameEnv, number: int = 1) -> list[ScoredDataGroup]:
     settled = await played(env, number)
     assert not [failure for one in settled for failure in one.failures]
-    return [group for one in settled for group in one.kept]
+    return [group for one in settled for group in one.groups]
 
 
 def as_batch(*groups: ScoredDataGroup) -> Batch:
@@ -331,7 +331,7 @@ async def test_j_the_seed_says_which_games_are_played_and_which_samples_are_draw
         inference.requests.clear()
         settled = await played(made(inference, seed=seed), 5)
         asked = [request["sampling_params"]["sampling_seed"] for request in inference.requests]
-        return [one.drawn.item for one in settled], asked, [group["tokens"] for one in settled for group in one.kept]
+        return [one.drawn.item for one in settled], asked, [group["tokens"] for one in settled for group in one.groups]
 
     first, again, other = await of(7), await of(7), await of(8)
     assert first == again
@@ -371,7 +371,7 @@ async def test_l_held_out_games_are_played_and_rates_are_told_in_both(inference:
     assert 0 < told["eval/outcome/format_error"] < 1
     settled = await played(env, 8)
     for number, one in enumerate(settled):
-        env.records.group(1, number, one.drawn.item, one.kept[0])
+        env.records.group(1, number, one.drawn.item, one.groups[0])
     figures = env.records.close(before=2)[1]
     assert {"train/outcome/success", "train/outcome/format_error", "train/truncated", "train/turns"} <= set(figures)
     held_out = {item["seed"] for item in env.eval_items()}

@@ -62,7 +62,7 @@ async def settled(env: MultiTurnEnv, item: Any) -> Settled:
 async def rolled_out(env: MultiTurnEnv, item: Any) -> ScoredDataGroup:
     result = await settled(env, item)
     assert not result.failures, result.failures
-    (group,) = result.kept
+    (group,) = result.groups
     return group
 
 

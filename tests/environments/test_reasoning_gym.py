@@ -181,14 +181,14 @@ async def test_without_the_package_the_extra_is_named(inference: Inference, monk
 
 async def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that process dies, and whatever the worker is doing."""
-    child = "import os, sys, time\nprint('{\"pid\": %d}' % os.getpid(), flush=True)\ntime.sleep(600)"
+    child = "import os, time\nprint('{}\\n{\"pid\": %d}' % os.getpid(), flush=True)\ntime.sleep(600)"
     parent = (
         "import asyncio, sys\n"
         "from halteres.environments.worker_process import WorkerProcess\n"
         "async def main():\n"
         f"    worker = WorkerProcess((sys.executable, '-c', {child!r}), start_within_s=30)\n"
-        "    child = await worker._start()\n"
-        "    print(child.pid, flush=True)\n"
+        "    answer = await worker.ask({}, 30)\n"
+        "    print(answer['pid'], flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )

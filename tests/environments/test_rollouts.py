@@ -79,9 +79,9 @@ async def test_a_group_is_completed_by_asking_for_what_is_missing() -> None:
         failed: list[str | FailedRollout] = [FailedRollout(code="env_error", why="w")] * (2 if number == 0 else 0)
         return [*failed, *["ok"] * (wanted - len(failed))]
 
-    members = await complete(4, attempt, retries=3)
+    rollouts, failures = await complete(4, attempt, retries=3)
     assert asked == [(4, 0), (2, 1)]
-    assert (members.rollouts, len(members.failures)) == (("ok",) * 4, 2)
+    assert (rollouts, len(failures)) == (["ok"] * 4, 2)
 
 
 async def test_a_group_that_stays_incomplete_fails_with_all_that_went_wrong() -> None:

@@ -93,7 +93,7 @@ async def settled(env: BaseEnv, item: Any = 7) -> Settled:
 async def test_without_rewards_a_group_has_the_environments_own_scores(inference: Inference) -> None:
     env = digits(inference, [])
     assert env.rewards is None
-    (group,) = (await settled(env)).kept
+    (group,) = (await settled(env)).groups
     assert "rewards" not in group and set(group["scores"]) <= {0.0, 1.0}
 
 
@@ -111,7 +111,7 @@ async def test_a_group_is_scored_in_one_call_per_component(inference: Inference,
         {"name": "length", "function": f"{functions}:length"},
     ]
     env = digits(inference, rewards)
-    (group,) = (await settled(env)).kept
+    (group,) = (await settled(env)).groups
     record = group.get("rewards")
     assert record is not None
     lengths = [sum(mask != -100 for mask in masks) / 10 for masks in group["masks"]]
@@ -123,7 +123,7 @@ async def test_a_group_is_scored_in_one_call_per_component(inference: Inference,
 
 async def test_a_rollout_without_any_value_is_sampled_again(inference: Inference, functions: Path) -> None:
     rewards = [{"name": "small", "function": f"{functions}:small_digit"}]
-    (group,) = (await settled(digits(inference, rewards, rollout_retries=20))).kept
+    (group,) = (await settled(digits(inference, rewards, rollout_retries=20))).groups
     assert len(group["scores"]) == 4 and max(group["scores"]) < 5
     failures = group.get("failures", [])
     assert failures and {one.code for one in failures} == {"reward_missing"}
@@ -132,7 +132,7 @@ async def test_a_rollout_without_any_value_is_sampled_again(inference: Inference
 async def test_a_rollout_whose_gate_cannot_be_evaluated_is_sampled_again(inference: Inference, functions: Path) -> None:
     gate = {"name": "small", "function": f"{functions}:small_digit", "gate": True, "threshold": -1.0}
     rewards = [gate, {"name": "length", "function": f"{functions}:length"}]
-    (group,) = (await settled(digits(inference, rewards, rollout_retries=20))).kept
+    (group,) = (await settled(digits(inference, rewards, rollout_retries=20))).groups
     assert "The gate 'small' could not be evaluated." in {one.why for one in group.get("failures", [])}
 
 
@@ -148,7 +148,7 @@ async def test_a_scorer_that_cannot_score_is_named_and_its_group_has_failed(
         {"name": "odd", "function": f"{functions}:{function}", "timeout_s": 0.05 if function == "stuck" else 20},
     ]
     result = await settled(digits(inference, rewards))
-    assert not result.kept and [one.code for one in result.failures] == ["scorer_failed"]
+    assert not result.groups and [one.code for one in result.failures] == ["scorer_failed"]
     assert "The reward 'odd' could not score." in result.failures[0].why and sentence in result.failures[0].why
     assert len(inference.requests) == 1
 
@@ -180,7 +180,7 @@ async def test_a_judge_that_never_grades_is_named_with_its_reason(
     (failure,) = alone.failures
     assert failure.code == "scorer_failed" and sampled == 1
     assert "The reward 'g'" in failure.why and "Its answer was no grade: 'I cannot say.'" in failure.why
-    assert len(beside.kept) == 1
+    assert len(beside.groups) == 1
 
 
 async def test_what_judges_spent_on_groups_that_failed_is_told(
@@ -222,7 +222,7 @@ async def talked(inference: Inference, rewards: Sequence[Mapping[str, Any]]) -> 
     inference.answer = lambda prompt, _: "Yes!!!" if "Again." in prompt else "Oh!"
     values = {"group_size": 1, "max_new_tokens": 16, "max_token_length": 128, "ensure_scores_are_not_same": False}
     env = Talk(Talk.env_config_cls.model_validate({**values, "rewards": rewards}), [server(inference)])
-    (group,) = (await settled(env)).kept
+    (group,) = (await settled(env)).groups
     return group
 
 
@@ -263,7 +263,7 @@ class Whole(Digits):
 
 async def test_a_group_that_an_author_collects_is_scored_by_its_messages(inference: Inference, functions: Path) -> None:
     rewards = [{"name": "digit", "function": f"{functions}:digit"}]
-    (group,) = (await settled(Whole(config(rewards=rewards), [server(inference)]))).kept
+    (group,) = (await settled(Whole(config(rewards=rewards), [server(inference)]))).groups
     messages = group.get("messages")
     assert messages and group["scores"] == [float(chat[-1]["content"][-3]) for chat in messages]
 
@@ -285,7 +285,7 @@ async def test_what_a_group_takes_includes_its_sampling_also_where_an_author_col
     """Otherwise any scorer of a second would seem to take most of it."""
     monkeypatch.setattr(time, "monotonic", lambda: SlowToCollect.now)
     rewards = [{"name": "digit", "function": f"{functions}:digit"}]
-    (group,) = (await settled(SlowToCollect(config(rewards=rewards), [server(inference)]))).kept
+    (group,) = (await settled(SlowToCollect(config(rewards=rewards), [server(inference)]))).groups
     record = group.get("rewards")
     assert record is not None and (record.group_s, record.seconds["digit"]) == (60.0, 0.0)
 
@@ -307,7 +307,7 @@ async def test_values_seconds_and_version_are_on_record(inference: Inference, fu
 
     async def one_group(number: int) -> tuple[Mapping[str, Any], Mapping[str, float]]:
         env = digits(inference, rewards, run_dir=str(run))
-        (group,) = (await settled(env)).kept
+        (group,) = (await settled(env)).groups
         env.records.group(1, number, 7, group)
         return read_rows(run / "rollouts" / "step_1.jsonl")[-1], env.records.close(before=2)[1]
 
@@ -378,7 +378,7 @@ async def test_an_answer_that_a_limit_cut_off_costs_its_penalty_and_is_counted(i
     """The end of every other answer does not come within the limit."""
     inference.answer = lambda prompt, digest: "\\boxed{2}." + (" and so on" * 20 if digest % 2 else "")
     free, charged = (digits(inference, [], missing_eos_penalty=penalty) for penalty in (0.0, 0.75))
-    (group,), (paid,) = (await settled(free)).kept, (await settled(charged)).kept
+    (group,), (paid,) = (await settled(free)).groups, (await settled(charged)).groups
     cut = [finish == "length" for finish in paid.get("finish", [])]
     assert 0 < sum(cut) < len(cut)
     before = zip(group["scores"], cut, strict=True)
@@ -391,7 +391,7 @@ async def test_a_penalty_for_the_limit_makes_no_right_answer_wrong(inference: In
     """Every answer is right, and cut off."""
     inference.answer = lambda prompt, digest: "2" * 200
     env = digits(inference, [], missing_eos_penalty=2.0, ensure_scores_are_not_same=False)
-    (group,) = (await settled(env)).kept
+    (group,) = (await settled(env)).groups
     env.records.group(0, 0, 7, group)
     figures = env.records.close(before=1)[0]
     assert (figures["train/truncated"], figures["train/percent_correct"]) == (1.0, 1.0)
@@ -411,7 +411,7 @@ async def test_a_group_that_cannot_be_penalised_has_failed_and_the_environment_g
 
     found = await settled(Odd(config(missing_eos_penalty=0.5, group_size=2), [server(inference)]))
     if isinstance(changes.get("scores"), tuple):
-        assert found.kept[0]["scores"] == [0.5, 0.0], "a tuple is as good as a list"
+        assert found.groups[0]["scores"] == [0.5, 0.0], "a tuple is as good as a list"
     else:
         assert [failure.code for failure in found.failures] == ["env_error"]
 
@@ -457,7 +457,7 @@ async def test_reward_models_score_messages_and_their_digest_is_in_the_version(
 
         async def one_group() -> ScoredDataGroup:
             env = digits(inference, rewards)
-            (group,) = (await settled(env)).kept
+            (group,) = (await settled(env)).groups
             assert env.rewards is not None
             await env.rewards.close()
             return group

@@ -71,7 +71,7 @@ async def playing(inference: Inference, answer: str, package: str, **changes: An
 async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(inference: Inference, package: str) -> None:
     async with playing(inference, "5", package, options={"most": 3}, group_size=1) as env:
         result = await settled(env, {"task": "guess-v0", "seed": 5})
-        (group,) = result.kept
+        (group,) = result.groups
         assert [span[3] for span in group["spans"]] == [0.5] * 3  # type: ignore[index]
         assert group["scores"][0] == 1.5 and len(group["tokens"]) == 1, "a chat that grows is one sequence"
         assert len(env.idle) == 1, "its process is free again"
@@ -79,7 +79,7 @@ async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(infer
 
 async def test_episodes_at_once_do_not_disturb_each_others_generators(inference: Inference, package: str) -> None:
     async with playing(inference, "5", package, group_size=6) as env:
-        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).kept
+        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         said = [env.tokenizer.decode(tokens) for tokens in group["tokens"]]
         assert len(set(said)) == 1, "one seed, one episode"
         assert len(rollouts_of(group)) == 6 and 1 < len(env.idle) <= 6
@@ -90,7 +90,7 @@ async def test_what_the_policy_sees_is_a_chat_or_all_or_the_last_observation(
     inference: Inference, package: str, view: str, sequences: int
 ) -> None:
     async with playing(inference, "5", package, view=view, group_size=1) as env:
-        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).kept
+        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         assert len(group["tokens"]) == sequences
         last = env.tokenizer.decode(group["tokens"][-1])
         assert ("Guess, up to" in last) == (view != "last") and last.count("Your guess?") == (view == "chat")
@@ -100,15 +100,15 @@ async def test_a_package_that_raises_or_dies_costs_that_episode_alone(inference:
     for answer, told in (("raise", "the board is broken"), ("die", "ended")):
         async with playing(inference, answer, package, group_size=1, rollout_retries=1) as env:
             result = await settled(env, {"task": "guess-v0", "seed": 5})
-            assert not result.kept and told in result.failures[-1].why
+            assert not result.groups and told in result.failures[-1].why
             assert len(result.failures) == 2, "tried again"
         async with playing(inference, "5", package, group_size=1) as env:
-            assert (await settled(env, {"task": "guess-v0", "seed": 5})).kept
+            assert (await settled(env, {"task": "guess-v0", "seed": 5})).groups
 
 
 async def test_an_episode_that_its_package_cuts_short_has_reached_its_limit(inference: Inference, package: str) -> None:
     async with playing(inference, "cut", package, group_size=1) as env:
-        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).kept
+        (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         assert group["metrics"][0]["outcome/turn_limit"] == 1.0  # type: ignore[typeddict-item]
 
 

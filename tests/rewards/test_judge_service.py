@@ -53,7 +53,7 @@ async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
         settled = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=7))
         await env.server.close()
     assert not settled.failures, settled.failures
-    (group,) = settled.kept
+    (group,) = settled.groups
     record = group.get("rewards")
     assert record is not None and record.seconds["judge"] > 0
     assert env.taken_counts()["judge/judge/calls"] > 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from halteres.agent.watching.look import look_at
+from halteres.agent.run_snapshot import snapshot_of
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
@@ -146,9 +146,9 @@ def test_calls_of_the_environment_that_are_all_refused_are_an_alert_before_the_f
     monkeypatch.setenv("STANDIN_STEPS", "0")
     run = start()
     wait(run, lambda state: state.status == "running" and read_progress(run).alerts)
-    look = look_at(run)
-    assert (look.state.status, look.step, look.health) == ("running", 0, "failing")
-    (alert,) = look.alerts
+    snapshot = snapshot_of(run)
+    assert (snapshot.state.status, snapshot.step, snapshot.health) == ("running", 0, "failing")
+    (alert,) = snapshot.alerts
     assert (alert.rule, "`stop` is a list of texts." in alert.evidence) == ("calls_refused", True)
     stop_run(run)
     wait_for_end(run)

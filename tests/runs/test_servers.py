@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent.watching import look
-from halteres.agent.watching.look import look_at
+from halteres.agent import run_snapshot as snapshot
+from halteres.agent.run_snapshot import snapshot_of
 from halteres.cli.main import app
 from halteres.cli.train import attend
 from halteres.clients import json_client
@@ -131,9 +131,9 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
         asked.append((url, key))
         return {"why": "No groups."}
 
-    monkeypatch.setattr(look.json_client, "get_json", get_json)
-    monkeypatch.setattr(look, "_waits", lambda look: True)
-    assert look.why_no_batch(look_at(run)) == "No groups."
+    monkeypatch.setattr(snapshot.json_client, "get_json", get_json)
+    monkeypatch.setattr(snapshot, "_waits", lambda snapshot: True)
+    assert snapshot.why_no_batch(snapshot_of(run)) == "No groups."
     api = servers_of(run).trajectories
     assert api is not None and api.key
     assert asked == [(f"{api.url}/v1/diagnostics", api.key)]

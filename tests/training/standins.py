@@ -13,7 +13,7 @@ import numpy as np
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
 from halteres.training.datums import Example, Row, to_sequence
-from halteres.training.learner import Checkpoint, Pass, SentCall
+from halteres.training.policy import Checkpoint, Pass, SentCall
 from halteres.training.stopping import Stopping
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
@@ -104,15 +104,11 @@ class FakePolicy:
     async def publish(self) -> None:
         self.calls.append(f"publish {self.version}")
 
-    async def save(self, name: str, step: int) -> Checkpoint:
+    async def save(self, name: str, step: int, *, with_state: bool = True) -> Checkpoint:
         self.calls.append(f"save {name}")
-        paths = {"state_path": f"tinker://t/weights/{name}", "sampler_path": f"tinker://t/sampler_weights/{name}"}
-        return Checkpoint(name=name, step=step, version=self.version, **paths)
-
-    async def save_baseline(self, name: str) -> Checkpoint:
-        self.calls.append(f"save {name}")
-        path = f"tinker://t/sampler_weights/{name}"
-        return Checkpoint(name=name, step=0, version=self.version, state_path=None, sampler_path=path)
+        state_path = f"tinker://t/weights/{name}" if with_state else None
+        sampler_path = f"tinker://t/sampler_weights/{name}"
+        return Checkpoint(name=name, step=step, version=self.version, state_path=state_path, sampler_path=sampler_path)
 
     def _step(self, _: None) -> int:
         self.version += 1

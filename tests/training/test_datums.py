@@ -70,14 +70,14 @@ def test_a_sampled_first_token_has_nothing_before_it_and_is_no_target() -> None:
 def test_set_advantage_to_zero_masks_one_sequence() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0]] * 3, overrides=[{}, {"set_advantage_to_zero": True}, {}]),))
     examples = examples_of(batch, [-1.0, 0.5, 0.5], 100)
-    assert [example.advantages_N.tolist() for example in examples.kept] == [[-1.0], [0.5]]
+    assert [example.advantages_N.tolist() for example in examples.useful] == [[-1.0], [0.5]]
     assert examples.without_signal == 1
 
 
 def test_sequences_that_are_too_long_are_left_out_and_counted() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0], [C, -1.0, -1.0]]),))
     examples = examples_of(batch, [1.0, -1.0], 2)
-    assert len(examples.kept) == 1
+    assert len(examples.useful) == 1
     assert (examples.too_long, examples.without_signal) == (1, 0)
 
 
@@ -85,19 +85,19 @@ def test_sequences_that_cannot_move_a_weight_are_left_out_and_counted() -> None:
     """Equal scores, no action at all, or a single token."""
     batch = Batch(groups=(group(logprobs=[[C, -1.0], [C, C, C], [C], [C, -1.0]]),))
     examples = examples_of(batch, [0.0, 1.0, 1.0, 1.0], 100)
-    assert len(examples.kept) == 1
+    assert len(examples.useful) == 1
     assert examples.without_signal == 3
 
 
 def test_a_batch_of_equal_scores_leaves_nothing_to_train_on() -> None:
     batch = Batch(groups=(group(logprobs=[[C, -1.0]] * 2), group(logprobs=[[C, -1.0]] * 2)))
-    assert examples_of(batch, [0.0] * 4).kept == ()
+    assert examples_of(batch, [0.0] * 4).useful == ()
 
 
 def test_versions_travel_with_their_sequence_and_may_be_missing() -> None:
     tagged = group(logprobs=[[C, -1.0]], version=7)
     untagged = Group(tokens=((1, 2),), masks=((-100, 2),), scores=(1.0,), logprobs=((C, -1.0),), versions=())
-    kept = examples_of(Batch(groups=(tagged, untagged)), [1.0, 1.0]).kept
+    kept = examples_of(Batch(groups=(tagged, untagged)), [1.0, 1.0]).useful
     assert [example.versions for example in kept] == [(7, 7), None]
 
 
@@ -133,7 +133,7 @@ def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
 
 def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_their_masks() -> None:
     bare = Group(tokens=((5, 6, 7),), masks=((-100, 6, -100),), scores=(1.0,), logprobs=(), versions=())
-    (kept,) = examples_of(Batch(groups=(bare,)), [2.0], loss="cross_entropy").kept
+    (kept,) = examples_of(Batch(groups=(bare,)), [2.0], loss="cross_entropy").useful
     assert kept.inputs(LOSSES["cross_entropy"])["weights"].tolist() == [2.0, 0.0]
 
 
@@ -213,5 +213,5 @@ def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_a
 
 def test_every_sampled_token_is_trained_once_with_its_own_turns_advantage() -> None:
     batch = two_episodes()
-    kept = examples_of(batch, [1.0, 2.0, 3.0]).kept
+    kept = examples_of(batch, [1.0, 2.0, 3.0]).useful
     assert [one.advantages_N.tolist() for one in kept] == [[1.0, 1.0], [0.0, 2.0], [3.0, 3.0, 3.0]]

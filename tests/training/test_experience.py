@@ -10,7 +10,7 @@ import pytest
 
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
-from halteres.training.batch_source import GROUP_S, SEEN_S, BatchWait, SignsOfLife, Trajectories
+from halteres.training.batch_source import GROUP_S, SEEN_S, BatchWait, Trajectories
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.stopping import StopRequest
 from halteres.types import Batch
@@ -79,9 +79,9 @@ def test_progress_renews_the_patience() -> None:
     nothing = NotReady("No batch.", "Too few sequences.")
     patience = BatchWait(10.0, clock=lambda: next(times))
     for accepted in (1, 2, 3, 3):
-        patience.check(SignsOfLife(num_accepted=accepted), nothing)
+        patience.check(accepted, False, nothing)
     with pytest.raises(NoExperience, match="Too few sequences"):
-        patience.check(SignsOfLife(num_accepted=3), nothing)
+        patience.check(3, False, nothing)
 
 
 def test_a_living_environment_renews_the_patience_for_half_an_hour_at_most() -> None:
@@ -89,9 +89,9 @@ def test_a_living_environment_renews_the_patience_for_half_an_hour_at_most() -> 
     times = iter([0.0, 130.0, 260.0, GROUP_S - 1, GROUP_S])
     patience = BatchWait(120.0, clock=lambda: next(times))
     for _ in range(3):
-        patience.check(SignsOfLife(num_accepted=0, alive=True), NotReady("No batch."))
+        patience.check(0, True, NotReady("No batch."))
     with pytest.raises(NoExperience, match=r"for 1800 s.* An environment is alive, but its rollouts do not end"):
-        patience.check(SignsOfLife(num_accepted=0, alive=True), NotReady("No batch."))
+        patience.check(0, True, NotReady("No batch."))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_an_environment_lives_while_the_server_hears_of_it(
             return {**super().diagnostics(), "environments": environments}
 
     source = Trajectories(Watching(lambda _: None), REGISTRATION, stopping(tmp_path))
-    assert await source._signs_of_life() == SignsOfLife(num_accepted=0, alive=alive)
+    assert await source._signs_of_life() == (0, alive)
 
 
 async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
 from halteres.training.failures import LossNotFinite, NoExperience
 from halteres.training.folder import RunFolder
-from halteres.training.learner import Pass, SentCall
 from halteres.training.loop import close, keep, open_to_environments, train
+from halteres.training.policy import Pass, SentCall
 from halteres.training.report import Report, Rollouts
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 

@@ -25,9 +25,8 @@ from halteres.models import TINY, builtin_path
 from halteres.service.service import Options
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder, Wiring
-from halteres.training.learner import Pass
 from halteres.training.loop import learn
-from halteres.training.policy import Policy, minibatches
+from halteres.training.policy import Pass, Policy, minibatches
 from halteres.training.report import Report
 
 from .standins import example

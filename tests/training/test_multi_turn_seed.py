@@ -100,9 +100,9 @@ def test_advantages_and_datums_are_those_of_the_multi_turn_seed(seed: int, use_r
 
     sequences = to_sequences(batch, needs_logprobs=True)
     examples = to_examples(sequences, spread(turns, advantages_K, sequences), 100, loss, {})
-    assert len(examples.kept) == num_turns
+    assert len(examples.useful) == num_turns
     for k, datum in zip(order, theirs["make_training_data"](chosen), strict=True):
-        ours = _datum(examples.kept[k], loss)
+        ours = _datum(examples.useful[k], loss)
         assert ours.model_input.to_ints() == datum.model_input.to_ints()
         for name, expected in datum.loss_fn_inputs.items():
             assert ours.loss_fn_inputs[name].dtype == expected.dtype

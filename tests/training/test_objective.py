@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.training.datums import Example, Row
-from halteres.training.learner import SentCall
 from halteres.training.objective import Objective, TrainingBatch
-from halteres.training.policy import learning_rate, minibatches
+from halteres.training.policy import SentCall, learning_rate, minibatches
 from halteres.types import Batch, Span
 
 from .standins import FakePolicy, batch, example
@@ -29,7 +28,7 @@ async def trained(config: TrainerSettings, given: Batch, policy: FakePolicy | No
 
 def advantages(found: TrainingBatch) -> list[list[float]]:
     """Of the sampled tokens of every sequence that is trained on."""
-    return [one.advantages_N[one.actions_N].tolist() for one in found.examples.kept]
+    return [one.advantages_N[one.actions_N].tolist() for one in found.examples.useful]
 
 
 async def test_without_options_the_advantages_of_a_group_are_those_of_its_scores() -> None:
@@ -83,7 +82,7 @@ async def test_a_masked_rollout_is_not_pulled_either() -> None:
     policy.divergence = 0.25
     for settings in ({"loss": "dro"}, {**KL, "kl_in": "loss"}):
         found = await trained(TrainerSettings(**settings), Batch(groups=(masked,)), policy)  # type: ignore[arg-type]
-        assert len(found.examples.kept) == 2
+        assert len(found.examples.useful) == 2
 
 
 async def test_a_batch_of_nothing_but_too_long_sequences_asks_the_reference_nothing() -> None:
@@ -93,7 +92,7 @@ async def test_a_batch_of_nothing_but_too_long_sequences_asks_the_reference_noth
         group, tokens=((1, *[2] * 8),) * 2, masks=((-100, *[2] * 8),) * 2, logprobs=((1.0, *[-0.5] * 8),) * 2
     )
     found = await trained(TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy)
-    assert (policy.calls, found.examples.kept) == ([], ())
+    assert (policy.calls, found.examples.useful) == ([], ())
 
 
 async def test_what_rewards_lack_of_the_score_the_last_turn_earns_unless_they_are_values_of_states() -> None:
@@ -160,7 +159,7 @@ async def test_tokens_of_an_older_version_count_by_their_importance(
     assert policy.calls == ["forward"]
     expected = [-0.5 * factor] * 2 + [0.5 * factor] * 2 if factor else []
     assert [*chain(*advantages(found))] == pytest.approx(expected)
-    for one in found.examples.kept:  # the loss's own ratio starts from the present policy
+    for one in found.examples.useful:  # the loss's own ratio starts from the present policy
         assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + drift, -0.25 + drift])
 
 
@@ -177,7 +176,7 @@ async def test_tokens_sampled_at_another_temperature_count_by_their_importance_a
     assert (await trained(config, referred, policy)).kl_reference == pytest.approx(0.25 + np.log(1.5))
     by_its_own_ratio = await trained(TrainerSettings(advantage="group_mean"), given, policy)
     assert advantages(by_its_own_ratio) == [[-0.5, -0.5], [0.5, 0.5]]
-    assert by_its_own_ratio.examples.kept[0].logprobs_N.tolist() == [0.0, -0.5, -0.25]
+    assert by_its_own_ratio.examples.useful[0].logprobs_N.tolist() == [0.0, -0.5, -0.25]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ async def test_a_sequence_that_is_too_long_is_not_asked_of_the_reference_either(
 
     config = TrainerSettings(**KL, max_token_trainer_length=8)
     found = await trained(config, Batch(groups=(longer,)), Asked())
-    assert (asked, found.examples.too_long, len(found.examples.kept)) == ([3], 1, 1)
+    assert (asked, found.examples.too_long, len(found.examples.useful)) == ([3], 1, 1)
 
 
 def test_the_learning_rate_warms_up_and_goes_down() -> None:

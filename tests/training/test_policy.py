@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halteres.config.settings import TrainerSettings
 from halteres.losses import find_kind
-from halteres.training import learner
+from halteres.training import policy
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
-from halteres.training.learner import SentCall
-from halteres.training.policy import Policy, _datum, _finite_pass
+from halteres.training.policy import Policy, SentCall, _datum, _finite_pass
 
 from .standins import example
 
@@ -61,13 +61,13 @@ async def test_a_refusal_of_the_service_becomes_one_sentence() -> None:
 
 
 async def test_a_service_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner, "CALL_S", 0.05)
+    monkeypatch.setattr(policy, "CALL_S", 0.05)
     with pytest.raises(ServiceFailed, match="did not answer forward_backward within"):
         await SentCall(asyncio.Event().wait(), "forward_backward", lambda value: value)
 
 
 async def test_cancelling_the_trainer_is_not_a_failure_of_the_service() -> None:
-    redeeming = asyncio.ensure_future(SentCall(asyncio.Event().wait(), "publish", lambda value: value)._redeem())
+    redeeming = asyncio.ensure_future(SentCall(asyncio.Event().wait(), "publish", lambda value: value))
     await asyncio.sleep(0)
     redeeming.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -110,18 +110,26 @@ async def test_a_failure_on_the_services_side_sends_the_reader_to_its_logs() -> 
         await redeem(refused("It broke.", "server"))
 
 
-def stepped(**metrics: float) -> Any:
-    return SimpleNamespace(metrics={name.replace("__", ":"): value for name, value in metrics.items()} or None)
+def counting(version: int, *metrics: dict[str, float]) -> Policy:
+    """A policy whose service answers optimiser steps with these metrics."""
+
+    async def step(answer: dict[str, float]) -> Any:
+        return SimpleNamespace(metrics=answer or None)
+
+    answers = iter(metrics)
+    client: Any = SimpleNamespace(optim_step=lambda adam: step(next(answers)))
+    wiring: Any = SimpleNamespace(tempered=False)
+    return Policy(Any, client, wiring, TrainerSettings(), version)
 
 
-def test_the_services_count_of_optimiser_steps_is_held_against_our_own() -> None:
-    policy = Policy(Any, Any, Any, Any, version=4)  # type: ignore[arg-type]  # none is asked
-    assert policy._count(stepped(policy_version__max=5.0)) == 5
+async def test_the_services_count_of_optimiser_steps_is_held_against_our_own() -> None:
+    policy = counting(4, {"policy_version:max": 5.0}, {"policy_version:max": 7.0})
+    assert await policy.optim_step(0.1) == 5
     with pytest.raises(VersionsDiffer, match="The service has taken 7 optimiser steps, the trainer counts 6"):
-        policy._count(stepped(policy_version__max=7.0))
+        await policy.optim_step(0.1)
 
 
-def test_a_service_that_tells_no_count_is_no_matter() -> None:
-    policy = Policy(Any, Any, Any, Any, version=0)  # type: ignore[arg-type]  # none is asked
-    assert policy._count(stepped()) == 1
-    assert policy._count(stepped(grad_norm__mean=1.0)) == 2
+async def test_a_service_that_tells_no_count_is_no_matter() -> None:
+    policy = counting(0, {}, {"grad_norm:mean": 1.0})
+    assert await policy.optim_step(0.1) == 1
+    assert await policy.optim_step(0.1) == 2

@@ -1,41 +1,45 @@
-"""One call of a tool, whatever transport it came through.
+"""One call of a tool, whatever transport it came through: arguments checked, the tool run, whatever happened an answer.
 
-Owns: checking arguments, running the tool, turning whatever happens into an answer; that no answer holds NaN or a
-secret, and that every one says what to do next.
-Never: raises (cancellation aside), knows a wire.
+No answer holds NaN or a secret, and every one says what to do next. Only cancellation leaves a call as an exception.
+After a call that began something, what HALTERES_HOME keeps besides runs is brought within its bounds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
-from halteres.agent.cleanup import clean_up
+from halteres.agent.answer_text import LONGEST, clipped, echoed, fitted, marked
+from halteres.agent.drafts import drafts_folder, lock_of
+from halteres.agent.next_steps import next_call
+from halteres.agent.status import looks_folder
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
-from halteres.agent.truncation import LONGEST, clipped, echoed, fitted
-from halteres.agent.untrusted import marked
-from halteres.agent.watching.next_steps import next_call
-from halteres.errors import HalteresError, ServerError, UserError, as_answer, boundary, unknown
+from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
+from halteres.config import environ
+from halteres.errors import Conflict, HalteresError, NotFound, ServerError, UserError, as_answer, boundary, unknown
+from halteres.next_step import written
 from halteres.redaction import Redactor
+from halteres.runs.directory import runs_home
+from halteres.runs.state import is_locked, lock_taken, read_state
 
 _log = logging.getLogger(__name__)
 
 MAX_DEPTH: Final = 32
-
-LONGEST_ECHO = 120
-"""Characters of a refused value that are repeated in the answer."""
-
+LONGEST_ECHO = 120  # characters of a refused value that are repeated in the answer
 MOST_PROBLEMS = 8
 
 
@@ -80,11 +84,11 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
                 result = await caller.in_thread(name, partial(found.function, caller, **checked))
             if not found.hints.read_only:  # something new was begun
                 await asyncio.to_thread(clean_up)
-            body = result.model_dump(mode="json", exclude_unset=True)
+            body = result.model_dump(mode="json", exclude_unset=True, context=caller.write)
             body["next"] = body.pop("next")  # the last key
             return Reply(body=_sealed(body, result.longest), images=result.images)
     except HalteresError as error:
-        return _refused(name, error, arguments or {})
+        return refused(name, error, arguments or {}, caller)
 
 
 def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,23 +120,17 @@ def _invalid(found: Tool[...], error: ValidationError) -> UserError:
         if detail["type"] == "extra_forbidden":
             rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
         field, got = ".".join(str(part) for part in detail["loc"]), detail["input"]
-        is_plain = got is None or isinstance(got, bool | int | float | str)
-        problems.append(
-            {"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got if is_plain else clipped(repr(got), 1000)}
-        )
+        got = got if got is None or isinstance(got, bool | int | float | str) else clipped(repr(got), 1000)
+        problems.append({"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got})
     sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS])
     more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-    return UserError(
-        f"{found.name} cannot be called so: {sentences}{more}.",
-        "",
-        f"{found.name} takes: {', '.join(known) or 'no arguments'}",
-        problems=problems,
-        field=problems[0]["field"],
-        allowed=known,
-    )
+    what = f"{found.name} cannot be called so: {sentences}{more}."
+    takes = f"{found.name} takes: {', '.join(known) or 'no arguments'}"
+    return UserError(what, "", takes, problems=problems, field=problems[0]["field"], allowed=known)
 
 
-def _refused(name: str, error: HalteresError, arguments: Mapping[str, Any]) -> Reply:
+def refused(name: str, error: HalteresError, arguments: Mapping[str, Any], caller: Caller) -> Reply:
+    """The answer to a call that failed so."""
     if isinstance(error, Defect):
         error = record_defect(error.what, error.__cause__ or error)
     body = as_answer(error)
@@ -143,7 +141,8 @@ def _refused(name: str, error: HalteresError, arguments: Mapping[str, Any]) -> R
             body["num_problems"] = len(problems)
     takes = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
     draft = arguments.get("draft")
-    body["next"] = next_call(name, error, draft if isinstance(draft, str) else None, takes)
+    following = next_call(name, error, draft if isinstance(draft, str) else None, takes)
+    body["next"] = written(following, caller.write)
     return Reply(body=_sealed(body), failed=True, status=error.status)
 
 
@@ -160,3 +159,71 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+DAY_S, DRAFT_DAYS = 86_400.0, 30
+TESTS, PICTURES = 50, 50
+"""The newest that stay of tests, of each kind of evaluation, and of pictures (they are drawn again when asked for)."""
+
+REMOVING = ".gone-"  # how the name of a test begins while it is removed
+
+
+def clean_up() -> None:
+    """Remove what is beyond the bounds. Safe to do at any time, by several at once.
+
+    Runs, models, tests under way and whatever somebody gave a name always stay. Drafts of stdio servers, which make one
+    each, go DRAFT_DAYS after their last edit, last looks with the end of their run, killed starts after a day.
+    """
+    for remove in (_old_tests, _old_drafts, _ended_looks, _old_pictures, _unfinished_starts):
+        with contextlib.suppress(OSError):  # removed by somebody else, or not ours to remove
+            remove()
+
+
+def _old_tests() -> None:
+    for kind in get_args(Kind):
+        for folder in _oldest(tests_folder().glob(f"{kind}-*"), beyond=TESTS):
+            if not is_locked(TestFolder(folder).lock):
+                folder.rename(folder.with_name(REMOVING + folder.name))  # no reader sees half of it
+    for folder in tests_folder().glob(f"{REMOVING}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _old_drafts() -> None:
+    for file in drafts_folder().glob("mcp-*.json"):
+        if _age_s(file) > DRAFT_DAYS * DAY_S:
+            with contextlib.suppress(Conflict), lock_taken(lock_of(file)):
+                file.unlink(missing_ok=True)
+                lock_of(file).unlink(missing_ok=True)
+
+
+def _ended_looks() -> None:
+    for file in looks_folder().glob("*.json"):
+        try:
+            ended = read_state(runs_home() / file.stem / "run.json").terminal
+        except NotFound:
+            ended = True
+        if ended:
+            file.unlink(missing_ok=True)
+
+
+def _old_pictures() -> None:
+    for file in _oldest((environ.home() / "cache").glob("*.png"), beyond=PICTURES):
+        file.unlink(missing_ok=True)
+
+
+def _unfinished_starts() -> None:
+    for folder in runs_home().glob(".new-*"):
+        if _age_s(folder) > DAY_S and not is_locked(folder / "lock"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _oldest(paths: Iterable[Path], beyond: int) -> list[Path]:
+    """All but the newest `beyond`."""
+    return sorted(paths, key=_age_s)[beyond:]
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.known_models import KnownModel, known_models, proposed
-from halteres.agent.tool import READS, Caller, Result, tool
-from halteres.agent.truncation import clipped
+from halteres.agent.answer_text import clipped
+from halteres.agent.known_models import known_models, proposed
+from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
+from halteres.agent.tool import READS, Caller, Facts, Result, tool
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
 from halteres.errors import HalteresError
 from halteres.models import TINY, builtin_path
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.runs.directory import active_runs
 from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import Check, attempt
@@ -44,7 +45,15 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     folder = builtin_path(TINY)
     is_whole = folder is not None and (folder / "model.safetensors").is_file()
     yield Check(name="built-in model", ok=is_whole, found=str(folder), remedy="Reinstall: its files are missing.")
-    yield _home()
+    home = environ.home()
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    yield Check(
+        name="HALTERES_HOME",
+        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
+        found=f"{home}, {free / 1e9:.0f} GB free",
+        remedy="Make room, or export HALTERES_HOME=a writable folder.",
+    )
     check, policy = attempt("policy", load_policy)
     if policy is None:
         why = check.failure.sentence if check.failure else ""
@@ -56,7 +65,14 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
         yield Check(name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next))
     for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True):
         busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
-        yield Check(name=f"port {port}", found="free" if _is_free(port) else busy)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                yield Check(name=f"port {port}", found=busy)
+            else:
+                yield Check(name=f"port {port}", found="free")
     yield Check(name="machine", found=_described(found))
     model = proposed(known_models(there=found))
     yield Check(
@@ -67,43 +83,35 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     )
 
 
-def _home() -> Check:
-    home = environ.home()
-    existing = next(folder for folder in (home, *home.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    return Check(
-        name="HALTERES_HOME",
-        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
-        found=f"{home}, {free / 1e9:.0f} GB free",
-        remedy="Make room, or export HALTERES_HOME=a writable folder.",
-    )
-
-
-def _is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
 def _described(found: resources.Machine) -> str:
-    free, total = found.memory.free, found.memory.total
-    memory = f"{found.cores} cores, {_gb(free)} of {_gb(total)} GB memory free, "
+    gpu = "no GPU: the engine runs on the CPU"
     if found.unused_gpu is not None:
         gpu = f"{found.unused_gpu.name} is not used: its path is not verified yet (HALTERES_DEVICE=cuda uses it)"
-    elif found.gpu is None:
-        gpu = "no GPU: the engine runs on the CPU"
-    else:
+    elif found.gpu is not None:
         gpu = f"{found.gpu.name} with {_gb(found.gpu.memory.free)} GB free"
-    return memory + gpu
+    return f"{found.cores} cores, {_gb(found.memory.free)} of {_gb(found.memory.total)} GB memory free, {gpu}"
 
 
 def _gb(count: int | None) -> str:
     return "?" if count is None else f"{count / 1e9:.1f}"
+
+
+class MachineFacts(Facts):
+    """What computes here; memory in GB, null where the system does not say."""
+
+    cores: int
+    memory_gb: float | None
+    free_gb: float | None
+    gpu: dict[str, Any] | None  # name, free_gb
+
+
+class ModelFacts(Facts):
+    """A base model, and whether it fits."""
+
+    name: str
+    fits: str
+    proposed: bool = False
+    present: bool = True
 
 
 class Health(Result):
@@ -111,8 +119,8 @@ class Health(Result):
 
     status: str  # ok, degraded
     version: str
-    machine: dict[str, Any]  # cores, memory_gb, free_gb, gpu
-    models: list[dict[str, Any]]  # base models: name, size, fits
+    machine: MachineFacts
+    models: list[ModelFacts]  # those that are here, the proposed one first; then the largest well-known that would fit
     active_runs: list[str]
     policy: str
     problems: list[str] = []
@@ -133,32 +141,29 @@ def rl_health_check(caller: Caller) -> Health:
     except HalteresError:
         policy = "unreadable"  # it is among the problems
     if problems:
-        following = "mend the problems, then rl_health_check()"
+        following = ("mend the problems, then ", HEALTH)
     else:
-        following = worded("rl_check_status", active[0]) if active else "rl_list_environments()"
+        following = NextStep.of("rl_check_status", active[0]) if active else LIST_ENVIRONMENTS
+    models = known_models(there=found)
+    first = proposed(models)
+    present = [model for model in models if model.present and model is not first]
+    rows = [ModelFacts(name=first.name, fits=first.fits, proposed=True)]
+    rows += [ModelFacts(name=model.name, fits=model.fits) for model in present[: MOST_MODELS - 1]]
+    if absent := [model for model in models if not model.present and model.fits == "yes"]:
+        rows.append(ModelFacts(name=absent[-1].name, fits="yes", present=False))
     gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
-        machine={
-            "cores": found.cores,
-            "memory_gb": resources.gb(found.memory.total),
-            "free_gb": resources.gb(found.memory.free),
-            "gpu": gpu,
-        },
-        models=_brief(known_models(there=found)),
+        machine=MachineFacts(
+            cores=found.cores,
+            memory_gb=resources.gb(found.memory.total),
+            free_gb=resources.gb(found.memory.free),
+            gpu=gpu,
+        ),
+        models=rows,
         active_runs=active[:MOST_RUNS],
         policy=policy,
         **({"problems": problems[:MOST_PROBLEMS]} if problems else {}),
         next=following,
     )
-
-
-def _brief(models: tuple[KnownModel, ...]) -> list[dict[str, Any]]:
-    """Those that are here, the proposed one first; then the largest well-known one that would fit."""
-    first = proposed(models)
-    present = [first, *(model for model in models if model.present and model is not first)]
-    rows: list[dict[str, Any]] = [{"name": model.name, "fits": model.fits} for model in present[:MOST_MODELS]]
-    rows[0]["proposed"] = True
-    absent = [model for model in models if not model.present and model.fits == "yes"]
-    return rows + [{"name": model.name, "fits": model.fits, "present": False} for model in absent[-1:]]

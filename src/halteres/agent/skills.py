@@ -60,7 +60,6 @@ def example_environment() -> str:
 
 
 ENVIRONMENTS: Final = "environments"
-
 _IGNORED = """\
 # Of environments that were run
 __pycache__/

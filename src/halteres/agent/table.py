@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from halteres.agent.drafting.configuring import (
+from halteres.agent.comparison import rl_compare_runs
+from halteres.agent.configuration import (
     rl_edit_config,
     rl_get_current_config,
     rl_list_environments,
     rl_select_environment,
 )
+from halteres.agent.evaluation import rl_evaluate
 from halteres.agent.health import rl_health_check
-from halteres.agent.judging.comparing import rl_compare_runs
-from halteres.agent.judging.evaluation import rl_evaluate
-from halteres.agent.judging.results import rl_get_results
-from halteres.agent.judging.reward_models import (
+from halteres.agent.logs import rl_get_logs
+from halteres.agent.results import rl_get_results, rl_get_rollouts
+from halteres.agent.reward_models import (
     rl_evaluate_reward_model,
     rl_list_reward_models,
     rl_rank_completions,
     rl_train_reward_model,
 )
-from halteres.agent.judging.rollouts import rl_get_rollouts
-from halteres.agent.starting.start_training import rl_start_training
+from halteres.agent.start_training import rl_start_training
+from halteres.agent.status import rl_check_status, rl_list_runs
 from halteres.agent.trial.testing import rl_score, rl_test_inference
-from halteres.agent.watching.logs import rl_get_logs
-from halteres.agent.watching.status import rl_check_status, rl_list_runs
-from halteres.agent.watching.waiting import rl_stop_training
+from halteres.agent.waiting import rl_stop_training
 
 TOOLS = (
     rl_list_environments,

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, PrivateAttr, create_model
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
-from halteres.agent.truncation import LONGEST
+from halteres.agent.answer_text import LONGEST
 from halteres.config import environ
 from halteres.errors import NotReady, UserError
-from halteres.next_step import NextStep
+from halteres.next_step import Advice, NextStep, as_call, written
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
 
 P = ParamSpec("P")
@@ -56,17 +56,32 @@ class Hints:
 READS = Hints(read_only=True, idempotent=True)
 
 
-class Result(BaseModel):
-    """A tool's answer. Only fields that were given are sent; there may be more than the declared ones.
+Sentence = Annotated[
+    Advice,
+    GetPydanticSchema(
+        lambda *_: core_schema.any_schema(
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda advice, info: written(advice, info.context or as_call), info_arg=True
+            )
+        ),
+        lambda *_: {"type": "string"},
+    ),
+]
+"""A text of an answer whose calls are values: each transport writes them in its own way (`Caller.write`)."""
 
-    `next` is one line: the call, or the calls, that make sense now.
-    """
+
+class Facts(BaseModel):
+    """A part of an answer. Only fields that were given are sent; there may be more than the declared ones."""
 
     model_config = ConfigDict(extra="allow")
 
+
+class Result(Facts):
+    """A tool's answer. `next` is one line: the call, or the calls, that make sense now."""
+
     longest: ClassVar[int] = LONGEST  # characters; what is beyond is cut
 
-    next: str
+    next: Sentence
     _images: tuple[Path, ...] = PrivateAttr(default=())
 
     def showing(self, *images: Path) -> Any:
@@ -92,8 +107,7 @@ class LongArguments(Arguments):
     model_config = ConfigDict(str_max_length=32_000)
 
 
-OPEN_CALLS: Final = 2
-"""Calls of one tool that run at once for all callers without the token together."""
+OPEN_CALLS: Final = 2  # calls of one tool that run at once for all callers without the token together
 
 
 class Busy(NotReady):
@@ -142,6 +156,7 @@ class Caller:
 
     draft: str = "default"  # handle of the draft it works on, unless the call names one
     open_threads: OpenThreads | None = None  # of a caller without the token
+    write: Callable[[NextStep], str] = as_call  # how its answers name a call
 
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
@@ -181,18 +196,18 @@ class Tool(Generic[P]):
         fields = {
             name: {k: v for k, v in field.items() if k != "title"} for name, field in schema["properties"].items()
         }
-        kept = {name: schema[name] for name in ("$defs", "required") if name in schema}
-        return {"type": "object", "properties": fields, **kept, "additionalProperties": True}
+        shared = {name: schema[name] for name in ("$defs", "required") if name in schema}
+        return {"type": "object", "properties": fields, **shared, "additionalProperties": True}
 
 
 def _brief(field: dict[str, Any]) -> dict[str, Any]:
     """A field's schema without its title, and without null where it stands for "not given": that doubles the length."""
-    kept = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
-    options = [option for option in kept.get("anyOf", ()) if option != {"type": "null"}]
+    facts = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
+    options = [option for option in facts.get("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1 and "default" in field:
-        kept.pop("anyOf")
-        return {**options[0], **kept}
-    return kept
+        facts.pop("anyOf")
+        return {**options[0], **facts}
+    return facts
 
 
 def tool(

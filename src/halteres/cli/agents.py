@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from halteres.agent.agent_clients.installation import Plan
+    from halteres.agent.agent_clients import Plan
 
 Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
 
@@ -85,8 +85,7 @@ def install_agent(
     ] = False,
 ) -> None:
     """Give an agent host the rl_* tools and the skills; what is there already stays, and no key is written."""
-    from halteres.agent.agent_clients.clients import CLIENTS, HERMES_PLUGIN
-    from halteres.agent.agent_clients.installation import Installation
+    from halteres.agent.agent_clients import CLIENTS, HERMES_PLUGIN, Installation
     from halteres.agent.transports.mcp import require
     from halteres.errors import UserError
 

@@ -41,7 +41,7 @@ def data(
     seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
 ) -> None:
     """Make preference pairs from arithmetic problems: kinds correct, polite, complete."""
-    from halteres.environments.arithmetic_pairs import preference_pairs
+    from halteres.environments.problems import preference_pairs
     from halteres.files import replace_file
 
     out.mkdir(parents=True, exist_ok=True)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import msgspec
-
-from halteres.observe.metrics import Row, Tail, decoded, read_lines
+from halteres.observe.metrics import Row, Tail, read_rows
 from halteres.observe.plots import margins_of
 from halteres.runs.state import Kind
 
 MOST_POINTS = 500
-
-MOST_NAMES = 512
-"""Metrics of one run; an environment may write what it likes."""
-
+MOST_NAMES = 512  # metrics of one run; an environment may write what it likes
 _LARGEST = 2**53
 
 
@@ -44,9 +39,13 @@ class Curves:
         with self._lock:
             for row in self._tail.fresh():
                 step = row.get("step")
-                if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < _LARGEST:
+                if type(step) is int and 0 <= step < _LARGEST:
                     for name, value in row.items():
-                        self._put(name, step, value)
+                        # JSON that Python reads may hold NaN, and integers that no float can hold.
+                        is_figure = isinstance(value, int | float) and not isinstance(value, bool)
+                        is_known = name in self._columns or len(self._columns) < MOST_NAMES
+                        if is_figure and abs(value) < _LARGEST and is_known and name not in ("step", "t", "src"):
+                            self._columns.setdefault(name, {})[step] = float(value)
             evaluations = {name: column for name, column in self._columns.items() if name.startswith("eval/")}
             others = [name for name in names if name in self._columns and name not in evaluations]
             each, columns = _means({name: self._columns[name] for name in others}, most)
@@ -57,14 +56,6 @@ class Curves:
                 "evaluations": _newest(evaluations, most),
             }
 
-    def _put(self, name: str, step: int, value: Any) -> None:
-        if name in ("step", "t", "src") or not isinstance(value, int | float) or isinstance(value, bool):
-            return
-        # JSON that Python reads may hold NaN, and integers that no float can hold.
-        is_figure = abs(value) < _LARGEST if isinstance(value, int) else math.isfinite(value)
-        if is_figure and (name in self._columns or len(self._columns) < MOST_NAMES):
-            self._columns.setdefault(name, {})[step] = float(value)
-
 
 def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, list[Any]]]:
     """Steps per point, and the columns: of more steps than `most`, each point is the mean of as many, at their last."""
@@ -73,13 +64,9 @@ def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, lis
     stretches = [steps[at : at + each] for at in range(0, len(steps), each)]
     means: dict[str, list[Any]] = {"step": [stretch[-1] for stretch in stretches]}
     for name, column in columns.items():
-        means[name] = [_mean([column[step] for step in stretch if step in column]) for stretch in stretches]
+        values = ([column[step] for step in stretch if step in column] for stretch in stretches)
+        means[name] = [float(f"{fmean(some):.5g}") if some else None for some in values]
     return each, means
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """Five digits are more than a chart shows."""
-    return float(f"{values[0] if len(values) == 1 else fmean(values):.5g}") if values else None
 
 
 def _newest(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
@@ -94,14 +81,11 @@ def _newest(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
     return {"step": steps, **{name: [row.get(name) for row in rows] for name in columns}, "margins": margins}
 
 
-@lru_cache(maxsize=6)
-def curves_of(metrics: Path) -> Curves:
-    """Those of this file; the ones of the runs that pages showed last are kept."""
-    return Curves(metrics)
+curves_of = lru_cache(maxsize=6)(Curves)
+"""The curves in a file; those of the runs that pages showed last are remembered."""
 
 
-POINTS = 40
-"""Points of a curve that is a hundred pixels wide."""
+POINTS = 40  # points of a curve that is a hundred pixels wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +98,11 @@ class Spark:
     evaluation: float | None = None  # the newest held-out share correct
 
 
-class _Row(msgspec.Struct, kw_only=True, gc=False):
-    reward: float | None = msgspec.field(name="reward/mean", default=None)
-    evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
-
-
-class _RewardTrainingRow(_Row, kw_only=True, gc=False):
-    reward: float | None = msgspec.field(name="accuracy", default=None)
-    evaluation: float | None = msgspec.field(name="eval_accuracy", default=None)
-
-
-_DECODERS: dict[Kind, msgspec.json.Decoder[_Row]] = {
-    "rl": msgspec.json.Decoder(_Row),
-    "reward": msgspec.json.Decoder(_RewardTrainingRow),
+_NAMES: dict[Kind, tuple[str, str]] = {
+    "rl": ("reward/mean", "eval/percent_correct"),
+    "reward": ("accuracy", "eval_accuracy"),
 }
+"""By what kind of run: the metrics that a list shows."""
 
 
 def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
@@ -141,9 +116,10 @@ def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
 
 @lru_cache(maxsize=2048)
 def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
-    rows = [row for line in read_lines(metrics) if (row := decoded(_DECODERS[kind], line)) is not None]
-    rewards = [row.reward for row in rows if row.reward is not None]
-    evaluations = [row.evaluation for row in rows if row.evaluation is not None]
+    rows = list(read_rows(metrics))
+    rewards, evaluations = (
+        [float(row[name]) for row in rows if isinstance(row.get(name), int | float)] for name in _NAMES[kind]
+    )
     if not rewards and not evaluations:
         return Spark()
     last = len(rewards) - 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -19,15 +19,9 @@ from halteres.runs.directory import known_runs
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-
-HEARTBEAT_S = 15.0
-"""How often a line is sent where nothing happens: a connection whose other end is gone shows itself."""
-
-RETRY_MS = 1000
-"""When a browser asks again after a break."""
-
-MOST_STREAMS = 64
-"""A page has one; browsers open six connections to one host."""
+HEARTBEAT_S = 15.0  # how often a line is sent where nothing happens: a connection whose other end is gone shows itself
+RETRY_MS = 1000  # when a browser asks again after a break
+MOST_STREAMS = 64  # A page has one; browsers open six connections to one host
 
 Stamps = dict[str, tuple[object, ...]]
 
@@ -80,13 +74,12 @@ async def _stamps(otherwise: Stamps) -> Stamps:
 
 def stamps() -> Stamps:
     """For every run something that differs once it has changed; a run whose supervisor is gone has changed too."""
-    files = ("run.json", "metrics.jsonl", "events.jsonl")
-    return {run.run_id: (run.facts.status, *(_stamp(run.path / name) for name in files)) for run in known_runs()}
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
+    found: Stamps = {}
+    for run in known_runs():
+        stamp: list[object] = [run.facts.status]
+        for name in ("run.json", "metrics.jsonl", "events.jsonl"):
+            with contextlib.suppress(OSError):
+                facts = os.stat(run.path / name)
+                stamp += [name, facts.st_mtime_ns, facts.st_size]
+        found[run.run_id] = tuple(stamp)
+    return found

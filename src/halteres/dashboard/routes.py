@@ -40,15 +40,9 @@ from halteres.runs.directory import RunDirectory
 
 STATIC: Final = Path(__file__).parent / "static"
 
-ASSETS = "/ui"
-"""Where the page's own files are; they tell nothing of a run, and are open."""
+ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def page_routes(calls: Calls) -> list[BaseRoute]:
-    """The page and what it asks for; `calls` are those of the server that it is part of."""
-    return [*_open_routes(), *_guarded_routes(calls)]
 
 
 def _open_routes() -> list[BaseRoute]:
@@ -86,8 +80,8 @@ def _open_routes() -> list[BaseRoute]:
     ]
 
 
-def _guarded_routes(calls: Calls) -> list[BaseRoute]:
-    """What the page asks for."""
+def page_routes(calls: Calls) -> list[BaseRoute]:
+    """The page and what it asks for; `calls` are those of the server that it is part of."""
     streams = asyncio.Semaphore(MOST_STREAMS)
 
     async def events(_: Request) -> Response:
@@ -142,7 +136,8 @@ def _guarded_routes(calls: Calls) -> list[BaseRoute]:
         ("POST", "/api/runs/{run_id}/stop", stop),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
-    return [Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in guarded]
+    routes = [Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in guarded]
+    return [*_open_routes(), *routes]
 
 
 async def _read(reader: Callable[..., dict[str, Any]], *arguments: Any) -> Response:

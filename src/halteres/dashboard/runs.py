@@ -10,14 +10,17 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from halteres.agent.drafting.drafts import HEADLINE
-from halteres.agent.truncation import shortened
-from halteres.agent.watching.logs import log_tail
-from halteres.agent.watching.look import failure_facts, in_force, look_at, why_no_batch
-from halteres.agent.watching.next_steps import next_after
+from pydantic_core import to_jsonable_python
+
+from halteres.agent.answer_text import clipped, shortened, size_of
+from halteres.agent.drafts import HEADLINE
+from halteres.agent.logs import log_tail
+from halteres.agent.next_steps import next_after
+from halteres.agent.run_snapshot import failure_facts, in_force, snapshot_of, why_no_batch
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular
+from halteres.next_step import for_agents
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.reading.evaluations import before_and_after, evaluations
@@ -25,8 +28,7 @@ from halteres.runs.reading.progress import conditions, read_alerts
 from halteres.runs.reading.rollouts import steps_of
 from halteres.runs.state import RunUnreadable, read_state
 
-ERROR_LENGTH = 200
-"""Characters of an error in the list; the run's own page has the whole sentence."""
+ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
 
 
 def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
@@ -62,7 +64,6 @@ def _row(run: Entry) -> dict[str, Any] | None:
         with boundary(RunUnreadable, f"Reading run {run.run_id}"):  # whatever is wrong with one run, the others stay
             state = read_state(run.path / "run.json")
             spark = spark_of(run.path / "metrics.jsonl", state.kind)
-            error = state.error
             return row | {
                 "kind": state.kind,
                 "model": state.base_model,
@@ -71,7 +72,7 @@ def _row(run: Entry) -> dict[str, Any] | None:
                 "evaluation": spark.evaluation,
                 "curve": [float(f"{value:.4g}") for value in spark.rewards],
                 "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
-                "error": f"{error[: ERROR_LENGTH - 3]}..." if error and len(error) > ERROR_LENGTH else error,
+                "error": state.error and clipped(state.error, ERROR_LENGTH),
             }
     except RunUnreadable as error:
         return {**row, "status": UNREADABLE, "ended_at": facts.created_at, "error": error.what}
@@ -79,8 +80,7 @@ def _row(run: Entry) -> dict[str, Any] | None:
         return None
 
 
-MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200
-"""The newest that are shown; marks over the curves; characters of one."""
+MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200  # the newest that are shown; marks over the curves; characters of one
 
 _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "status": ("status", "phase"),
@@ -105,12 +105,16 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
 
 def view_of(run: RunDirectory) -> dict[str, Any]:
     """The run now, in the words of the tools' answers."""
-    look, events = look_at(run), run.events()
-    state = look.state
-    current = [] if state.terminal else in_force(look.alerts, look.step)
-    failure = failure_facts(look)
+    snapshot, events = snapshot_of(run), run.events()
+    state = snapshot.state
+    current = [] if state.terminal else in_force(snapshot.alerts, snapshot.step)
+    failure: dict[str, Any] = to_jsonable_python(failure_facts(snapshot))
     if failure:  # whole, and with the end of its log
-        failure = {**failure, "error": state.error or failure["error"], "log_tail": log_tail(look, failure)}
+        failure = {
+            **failure,
+            "error": state.error or failure["error"],
+            "log_tail": log_tail(snapshot, size_of(failure)),
+        }
     marks = [event for event in events if event.get("type") == "alert" and isinstance(event.get("step"), int)]
     return {
         "run_id": run.run_id,
@@ -127,13 +131,13 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,
         "ended_at": state.ended_at,
-        "step": look.step,
+        "step": snapshot.step,
         "total_steps": state.total_steps,
-        "minutes": look.minutes,
-        "eta_minutes": look.eta_minutes,
-        "step_s": look.progress.step_s,
-        "health": look.health,
-        "metrics": look.metrics,
+        "minutes": snapshot.minutes,
+        "eta_minutes": snapshot.eta_minutes,
+        "step_s": snapshot.progress.step_s,
+        "health": snapshot.health,
+        "metrics": snapshot.metrics,
         "processes": conditions(state),
         "alerts": [
             {
@@ -144,17 +148,17 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
                 "remedy": str(alert.remedy),
                 "current": alert in current,
             }
-            for alert in look.alerts
+            for alert in snapshot.alerts
         ],
         "failure": failure or None,
-        "no_batch": why_no_batch(look),
+        "no_batch": why_no_batch(snapshot),
         # Every time that a rule raised an alert, for marks over the curves.
         "marks": [{"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]} for event in marks[-MOST_MARKS:]],
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
-        "next": next_after(look),
-        "now": look.at,
+        "next": for_agents(next_after(snapshot)),
+        "now": snapshot.at,
     }
 
 
@@ -193,8 +197,7 @@ def settings_of(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400
-"""Tasks that are shown; characters of each."""
+MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400  # tasks that are shown; characters of each
 
 
 def evaluations_of(run: RunDirectory) -> dict[str, Any]:
@@ -203,18 +206,11 @@ def evaluations_of(run: RunDirectory) -> dict[str, Any]:
     tasks: list[dict[str, Any]] = []
     for task in before_and_after(run)[:MOST_TASKS]:
         answers = {
-            when: {
-                "completion": shortened(task.facts[when]["completion"], ANSWER_LENGTH),
-                "score": task.facts[when]["score"],
-            }
-            for when in ("before", "after")
+            "before": {"completion": shortened(task.before, ANSWER_LENGTH), "score": task.before_score},
+            "after": {"completion": shortened(task.after, ANSWER_LENGTH), "score": task.after_score},
         }
-        tasks.append({"prompt": shortened(_joined(task.facts["prompt"]), PROMPT_LENGTH), **answers})
+        prompt: Any = task.prompt  # a text, chat messages, or whatever an environment has written in their place
+        if isinstance(prompt, list):
+            prompt = "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)
+        tasks.append({"prompt": shortened(str(prompt), PROMPT_LENGTH), **answers})
     return {"evaluations": [{"step": one.step, **one.figures} for one in found], "tasks": tasks}
-
-
-def _joined(prompt: Any) -> str:
-    """A text, chat messages, or whatever an environment has written in their place."""
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)

@@ -1,4 +1,4 @@
-"""Reading an answer out of a model's text: what its last box or tag holds, and whether that is a certain number.
+"""Answers in a model's text, and the numbers that they state.
 
 Text is never evaluated. A number may have thousands commas, a currency, units, decimals, or be a fraction.
 """
@@ -58,7 +58,8 @@ def number_in(answer: str) -> Fraction | None:
     """
     if len(answer) > LONGEST:
         return None
-    plain = _WORDS_MACRO.sub(r" \1 ", _GLUE.sub(_glued, answer))
+    glued = _GLUE.sub(lambda space: {"{,}": ",", "\\!": "", "\\,": ""}.get(space[0], " "), answer)
+    plain = _WORDS_MACRO.sub(r" \1 ", glued)
     plain = _FRACTION_MACRO.sub(r" \1/\2 ", plain).replace("\\$", "$").replace("\\%", "%").replace("^\\circ", "°")
     # Runs of spaces become one: on fifty of them the pattern would try for seconds.
     found = _NUMBER.fullmatch(" ".join(plain.split()).replace("\u2212", "-"))
@@ -75,7 +76,3 @@ def is_number(answer: str | None, expected: str) -> bool:
     """Whether an answer states exactly the number that `expected` does; None states none."""
     number = number_in(answer) if answer is not None else None
     return number is not None and number == number_in(expected)
-
-
-def _glued(space: re.Match[str]) -> str:
-    return "," if space[0] == "{,}" else "" if space[0] in ("\\!", "\\,") else " "

@@ -43,13 +43,14 @@ Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
 
 
-_WRITE_IT = "Write it, and held-out figures are told."
-
-
 class NoEvaluation(EnvironmentFailed):
     """The environment has no held-out tasks: nothing is wrong with it, and there will be no held-out figure."""
 
     code = "no_evaluation"
+
+    def __init__(self, title: str, method: str) -> None:
+        next = "Write it, and held-out figures are told."
+        super().__init__(f"{title} cannot be evaluated.", f"Its class has no {method}.", next)
 
 
 class BaseEnv:
@@ -143,8 +144,8 @@ class BaseEnv:
             finite(items[0]["scores"], where)
             return items
 
-        async def attempt(wanted: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
-            return await asyncio.gather(*(settle(one(rollout, number)) for rollout in range(wanted)))
+        async def attempt(num_missing: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
+            return await asyncio.gather(*(settle(one(rollout, number)) for rollout in range(num_missing)))
 
         return await self.complete_group(item, attempt), backlog
 
@@ -156,12 +157,11 @@ class BaseEnv:
         """
         scoring = None if self.rewards is None else GroupScoring(self.rewards, item, self.curr_step)
 
-        async def scored(wanted: int, number: int) -> Sequence[list[ScoredDataItem] | FailedRollout]:
-            outcomes = await attempt(wanted, number)
+        async def scored(num_missing: int, number: int) -> Sequence[list[ScoredDataItem] | FailedRollout]:
+            outcomes = await attempt(num_missing, number)
             return outcomes if scoring is None else await scoring.add(outcomes)
 
-        members = await complete(self.config.group_size, scored, self.config.rollout_retries)
-        group = group_of(members.rollouts, members.failures)
+        group = group_of(*await complete(self.config.group_size, scored, self.config.rollout_retries))
         return group if scoring is None else await scoring.finished(group)
 
     def taken_counts(self) -> dict[str, int]:
@@ -176,11 +176,11 @@ class BaseEnv:
 
     def eval_items(self) -> Sequence[Any]:
         """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no eval_items.", _WRITE_IT)
+        raise NoEvaluation(self.title, "eval_items")
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
-        raise NoEvaluation(f"{self.title} cannot be evaluated.", "Its class has no evaluate.", _WRITE_IT)
+        raise NoEvaluation(self.title, "evaluate")
 
     async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
         """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and log it."""
@@ -221,12 +221,11 @@ class BaseEnv:
         self.last_evaluation = dict(metrics)
         if not self.config.data_dir_to_save_evals:
             return
+        seconds = None if start_time is None or end_time is None else end_time - start_time
         report = {
             "config_general": {
                 "model_name": model_name or self.server_config.model_name,
-                "total_evaluation_time_seconds": None
-                if start_time is None or end_time is None
-                else end_time - start_time,
+                "total_evaluation_time_seconds": seconds,
                 "generation_parameters": dict(generation_parameters or {}),
             },
             "results": {f"atropos|{task_name or self.title}|0": dict(metrics), "all": dict(metrics)},

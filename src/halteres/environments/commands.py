@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,18 +26,17 @@ from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
-from halteres.config.settings import TrainerSettings, Wiring
+from halteres.config.settings import TrainerSettings
 from halteres.environments.base import BaseEnv, NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, Effective, Overrides, effective, read_file
-from halteres.environments.link import PATIENCE, TrajectoryLink
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
+from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
 from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
 
-Verb = Literal["serve", "process", "evaluate", "describe"]
 Kind = type[BaseEnv]
 
-VERBS: tuple[Verb, ...] = get_args(Verb)
+VERBS = ("serve", "process", "evaluate", "describe")
 USAGE = f"usage: {{file}} {'|'.join(VERBS)} [--config FILE] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
 
 PROCESS_PRESETS = Overrides(env={"ensure_scores_are_not_same": False, "include_messages": True})
@@ -58,7 +57,7 @@ class BadUsage(UserError):
 class Arguments:
     """A command and what it overrides, values as text."""
 
-    verb: Verb
+    verb: str  # of VERBS
     config: Path | None
     overrides: Overrides
 
@@ -69,34 +68,27 @@ def parse(arguments: Sequence[str]) -> Arguments:
     Raises:
         BadUsage: no verb, an unknown one, an unknown option, or one without its value.
     """
-    known: dict[str, Verb] = {verb: verb for verb in VERBS}
-    verb = known.get(arguments[0]) if arguments else None
-    if verb is None:
-        given = f"'{arguments[0]}' is none of the commands" if arguments else "There is no command"
+    verb, *rest = arguments or [""]
+    if verb not in VERBS:
+        given = f"'{verb}' is none of the commands" if verb else "There is no command"
         raise BadUsage(f"{given}; they are {', '.join(VERBS)}.")
     config: Path | None = None
     sections: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
-    for option, value in _options(arguments[1:]):
-        section, _, field = option.removeprefix("--").partition(".")
-        if option == "--config":
-            config = Path(value)
-        elif section in sections and field:
-            sections[section][field] = None if value in ("null", "none", "None") else value
-        elif option not in _IGNORED:
-            raise BadUsage(f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD.")
-    return Arguments(verb=verb, config=config, overrides=Overrides(**sections))
-
-
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    rest = list(arguments)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        if not option.startswith("--"):
-            raise BadUsage(f"'{option}' is no option.")
-        has_next = bool(rest) and not rest[0].startswith("--")
-        if not equals and not has_next and option not in _IGNORED:
+        section, _, field = option.removeprefix("--").partition(".")
+        is_setting = option.startswith("--") and section in sections and bool(field)
+        if not is_setting and option not in ("--config", *_IGNORED):
+            raise BadUsage(f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD.")
+        if not equals and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        elif not equals and option not in _IGNORED:
             raise BadUsage(f"The option '{option}' needs a value.")
-        yield option, value if equals else rest.pop(0) if has_next else "true"
+        if option == "--config":
+            config = Path(value)
+        elif is_setting:
+            sections[section][field] = None if value in ("null", "none", "None") else value
+    return Arguments(verb=verb, config=config, overrides=Overrides(**sections))
 
 
 def main(kind: Kind, arguments: Sequence[str] | None = None) -> None:
@@ -141,16 +133,11 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         raise author_error(file, "be a family (variants)", missing)
     with _author_at_fault(kind, "set the trainer's defaults (trainer_defaults)"):
         TrainerSettings.model_validate(dict(kind.trainer_defaults))
-    schema = config.model_json_schema()
-    for name, field in config.model_fields.items():
-        for mark in field.metadata:
-            if isinstance(mark, Wiring):  # the supervisor writes this field
-                schema["properties"][name]["wiring"] = mark.why
     return {
         "name": kind.name or file.stem,
         "class_name": kind.__name__,
         "description": (inspect.getdoc(kind) or "").partition("\n")[0],
-        "schema": schema,
+        "schema": config.model_json_schema(),
         "config": settings.env.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
         "missing": [asdict(one) for one in kind.missing_packages(settings.env)],
@@ -171,7 +158,13 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
         env = kind(settings.env, [server])
     try:
         if arguments.verb == "serve":
-            await _serve(env)
+            async with EnvironmentClient(env.config.rollout_server_url, PATIENCE) as client:
+                link = TrajectoryLink(client, env.config, env.wandb_name)
+                try:
+                    with _author_at_fault(kind, "serve"):
+                        await Serving(env, link).run()
+                finally:
+                    await link.leave()
             return ""
         if arguments.verb == "process":
             with _author_at_fault(kind, "process"):
@@ -180,41 +173,30 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
             await env.setup()
         with _author_at_fault(kind, "evaluate"):
             return json.dumps(dict(await env.evaluate() or env.last_evaluation))
+    except HalteresError as error:
+        if arguments.verb == "serve":
+            env.records.end(error)
+        raise
     finally:
         await env.server.close()
         if env.rewards is not None:
             await env.rewards.close()
 
 
-async def _serve(env: BaseEnv) -> None:
-    async with EnvironmentClient(env.config.rollout_server_url, PATIENCE) as client:
-        link = TrajectoryLink(client, env.config, env.wandb_name)
-        try:
-            with _author_at_fault(type(env), "serve"):
-                await Serving(env, link).run()
-        except HalteresError as error:
-            env.records.end(error)
-            raise
-        finally:
-            await link.leave()
-
-
 async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
     """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(command)
-    received: list[signal.Signals] = []
+    task, received = asyncio.create_task(command), [signal.SIGTERM]
 
     def interrupt(number: signal.Signals) -> None:
         received.append(number)
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, interrupt, number)
+        asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
     try:
         return await task
     except asyncio.CancelledError:
-        return received[0] if received else signal.SIGTERM
+        return received[-1]
 
 
 @contextmanager

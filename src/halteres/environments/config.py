@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,10 +18,15 @@ from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
-from halteres.config.settings import Wiring
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
+
+
+def setting(default: Any, description: str, *, wiring: str | None = None, **rules: Any) -> Any:
+    """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is not chosen."""
+    extra: dict[str, Any] | None = {"wiring": wiring} if wiring else None
+    return Field(default=default, description=description, json_schema_extra=extra, **rules)
 
 
 class EvalHandling(Enum):
@@ -37,145 +42,100 @@ class BaseEnvConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    group_size: Annotated[int, Field(ge=1, description="rollouts of one task, scored together")] = 4
-    batch_size: Annotated[
-        int,
-        Field(
-            ge=-1,
-            description="rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run",
-        ),
-    ] = -1
-    total_steps: Annotated[
-        int, Field(ge=-1, description="serve: batches to fill, -1: the trainer's; process: groups to write")
-    ] = 1000
-    max_token_length: Annotated[
-        int, Field(description="tokens; prompt and answer together stay below it; 0 or less: no limit")
-    ] = 2048
-    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of one answer at most")] = 512
-    temperature: Annotated[
-        float,
-        Field(ge=0, le=10, description="sampling temperature of training rollouts; 1 is the policy that is trained"),
-    ] = 1.0
-    system_prompt: Annotated[
-        str | None, Field(description="system message, the first of every chat; default: none")
-    ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="seeds tasks and sampling")] = 0
-    success_threshold: Annotated[float, Field(description="a score above it counts as success")] = 0.0
+    group_size: int = setting(4, "rollouts of one task, scored together", ge=1)
+    batch_size: int = setting(
+        -1, "rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run", ge=-1
+    )
+    total_steps: int = setting(1000, "serve: batches to fill, -1: the trainer's; process: groups to write", ge=-1)
+    max_token_length: int = setting(2048, "tokens; prompt and answer together stay below it; 0 or less: no limit")
+    max_new_tokens: int = setting(512, "tokens of one answer at most", ge=1)
+    temperature: float = setting(
+        1.0, "sampling temperature of training rollouts; 1 is the policy that is trained", ge=0, le=10
+    )
+    system_prompt: str | None = setting(None, "system message, the first of every chat; default: none")
+    seed: int = setting(0, "seeds tasks and sampling", ge=0, lt=2**32)
+    success_threshold: float = setting(0.0, "a score above it counts as success")
 
-    max_num_workers: Annotated[
-        int, Field(ge=-1, description="groups under way at once; -1: max_num_workers_per_node")
-    ] = -1
-    max_num_workers_per_node: Annotated[
-        int, Field(ge=1, description="groups under way at once on one inference server")
-    ] = 8
-    worker_timeout: Annotated[float, Field(description="seconds for one group; -1: no limit")] = 600
-    rollout_retries: Annotated[
-        int, Field(ge=0, le=100, description="rounds in which failed rollouts of a group are sampled again")
-    ] = 3
-    max_failed_groups: Annotated[
-        int, Field(ge=1, description="groups that fail one after another before the environment gives up")
-    ] = 8
-    max_batches_offpolicy: Annotated[
-        int, Field(description="batches that may wait at the trajectory server, where it names no number itself")
-    ] = 3
-    max_dropped_groups: Annotated[
-        int, Field(ge=0, description="groups dropped one after another before the environment gives up; 0: never")
-    ] = 256
-    ensure_scores_are_not_same: Annotated[
-        bool, Field(description="drop groups whose scores are all equal: nothing is learnt from them")
-    ] = True
-    min_batch_allocation: Annotated[
-        float | None,
-        Field(ge=0, le=1, description="least share (0 to 1) of this environment in every batch; default: none"),
-    ] = None
-    inference_weight: Annotated[
-        float, Field(description="weight of this environment among several on one trajectory server; -1: ignore")
-    ] = 1.0
+    max_num_workers: int = setting(-1, "groups under way at once; -1: max_num_workers_per_node", ge=-1)
+    max_num_workers_per_node: int = setting(8, "groups under way at once on one inference server", ge=1)
+    worker_timeout: float = setting(600, "seconds for one group; -1: no limit")
+    rollout_retries: int = setting(3, "rounds in which failed rollouts of a group are sampled again", ge=0, le=100)
+    max_failed_groups: int = setting(8, "groups that fail one after another before the environment gives up", ge=1)
+    max_batches_offpolicy: int = setting(
+        3, "batches that may wait at the trajectory server, where it names no number itself"
+    )
+    max_dropped_groups: int = setting(
+        256, "groups dropped one after another before the environment gives up; 0: never", ge=0
+    )
+    ensure_scores_are_not_same: bool = setting(
+        True, "drop groups whose scores are all equal: nothing is learnt from them"
+    )
+    min_batch_allocation: float | None = setting(
+        None, "least share (0 to 1) of this environment in every batch; default: none", ge=0, le=1
+    )
+    inference_weight: float = setting(
+        1.0, "weight of this environment among several on one trajectory server; -1: ignore"
+    )
 
-    steps_per_eval: Annotated[int, Field(description="serve without a run: optimiser steps between evaluations")] = 100
-    eval_tasks: Annotated[int, Field(ge=1, description="held-out tasks of an evaluation")] = 128
-    eval_samples: Annotated[
-        int, Field(ge=1, description="answers to each held-out task at temperature 1, beside one greedy answer")
-    ] = 4
-    max_eval_workers: Annotated[int, Field(ge=1, description="held-out tasks under way at once")] = 16
-    eval_handling: Annotated[
-        EvalHandling,
-        Field(description="training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)"),
-    ] = EvalHandling.STOP_TRAIN
-    eval_limit_ratio: Annotated[
-        float, Field(ge=0, le=1, description="share (0 to 1) of training rollouts that go on under LIMIT_TRAIN")
-    ] = 0.5
-    data_dir_to_save_evals: Annotated[
-        str | None, Field(description="folder for an evaluation's files; default: none are written")
-    ] = None
+    steps_per_eval: int = setting(100, "serve without a run: optimiser steps between evaluations")
+    eval_tasks: int = setting(128, "held-out tasks of an evaluation", ge=1)
+    eval_samples: int = setting(4, "answers to each held-out task at temperature 1, beside one greedy answer", ge=1)
+    max_eval_workers: int = setting(16, "held-out tasks under way at once", ge=1)
+    eval_handling: EvalHandling = setting(
+        EvalHandling.STOP_TRAIN, "training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)"
+    )
+    eval_limit_ratio: float = setting(
+        0.5, "share (0 to 1) of training rollouts that go on under LIMIT_TRAIN", ge=0, le=1
+    )
+    data_dir_to_save_evals: str | None = setting(None, "folder for an evaluation's files; default: none are written")
 
-    spool_dir: Annotated[
-        str | None, Field(description="serve: folder for groups that cannot be sent; by default in run_dir")
-    ] = None
-    include_messages: Annotated[bool, Field(description="send and write the chats beside the tokens")] = False
-    data_path_to_save_groups: Annotated[
-        str | None, Field(description="process: the JSONL file that groups are written to; default: data/NAME.jsonl")
-    ] = None
-    min_items_sent_before_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 2
-    num_rollouts_to_keep: Annotated[int, Field(description="accepted for compatibility; no effect")] = 32
-    num_rollouts_per_group_for_logging: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1
-    use_wandb: Annotated[bool, Field(description="forward the run's metrics to W&B, as run.sinks: [wandb]")] = False
-    thinking_mode: Annotated[
-        bool, Field(description="accepted for compatibility; no effect: write a system_prompt")
-    ] = False
-    reasoning_effort: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
-    max_reasoning_tokens: Annotated[
-        int | None, Field(ge=1024, le=32_000, description="accepted for compatibility; no effect")
-    ] = None
-    custom_thinking_prompt: Annotated[str | None, Field(description="accepted for compatibility; no effect")] = None
+    spool_dir: str | None = setting(None, "serve: folder for groups that cannot be sent; by default in run_dir")
+    include_messages: bool = setting(False, "send and write the chats beside the tokens")
+    data_path_to_save_groups: str | None = setting(
+        None, "process: the JSONL file that groups are written to; default: data/NAME.jsonl"
+    )
+    min_items_sent_before_logging: int = setting(2, "accepted for compatibility; no effect")
+    num_rollouts_to_keep: int = setting(32, "accepted for compatibility; no effect")
+    num_rollouts_per_group_for_logging: int = setting(1, "accepted for compatibility; no effect")
+    use_wandb: bool = setting(False, "forward the run's metrics to W&B, as run.sinks: [wandb]")
+    thinking_mode: bool = setting(False, "accepted for compatibility; no effect: write a system_prompt")
+    reasoning_effort: str | None = setting(None, "accepted for compatibility; no effect")
+    max_reasoning_tokens: int | None = setting(None, "accepted for compatibility; no effect", ge=1024, le=32_000)
+    custom_thinking_prompt: str | None = setting(None, "accepted for compatibility; no effect")
 
-    tokenizer_name: Annotated[
-        str,
-        Wiring("the tokenizer is the base model's"),
-        Field(description="tokenizer: the built-in model, or a model folder"),
-    ] = TINY
-    rollout_server_url: Annotated[
-        str,
-        Wiring("the supervisor writes the trajectory server's address"),
-        Field(description="address of the trajectory server"),
-    ] = "http://localhost:8000"
-    wandb_name: Annotated[
-        str | None, Wiring("the supervisor names the run"), Field(description="name given to the trajectory server")
-    ] = None
-    weights_lag: Annotated[
-        int | None,
-        Wiring("it follows from the trainer's settings"),
-        Field(ge=0, description="deterministic: batches that the weights lag behind"),
-    ] = None
-    run_dir: Annotated[
-        str | None,
-        Wiring("the supervisor owns the run directory"),
-        Field(description="the run's directory, for metrics and rollouts"),
-    ] = None
+    tokenizer_name: str = setting(
+        TINY, "tokenizer: the built-in model, or a model folder", wiring="the tokenizer is the base model's"
+    )
+    rollout_server_url: str = setting(
+        "http://localhost:8000",
+        "address of the trajectory server",
+        wiring="the supervisor writes the trajectory server's address",
+    )
+    wandb_name: str | None = setting(None, "name given to the trajectory server", wiring="the supervisor names the run")
+    weights_lag: int | None = setting(
+        None,
+        "deterministic: batches that the weights lag behind",
+        ge=0,
+        wiring="it follows from the trainer's settings",
+    )
+    run_dir: str | None = setting(
+        None, "the run's directory, for metrics and rollouts", wiring="the supervisor owns the run directory"
+    )
 
-    rewards: Annotated[
-        RewardSpecs,
-        Field(description="what rollouts are scored by, summed with weights; default: the environment's own score"),
-    ] = ()
-    reward_aggregation: Annotated[
-        Aggregation,
-        Field(description="sum the components as they are, or each standardised within its group"),
-    ] = "sum_then_normalize"
-    reward_model_path: Annotated[
-        str | None,
-        Field(description="short for one component of weight 1: a reward model's folder or its server's address"),
-    ] = None
-    missing_eos_penalty: Annotated[
-        float, Field(ge=0, description="taken off the training score of an answer cut off by length")
-    ] = 0.0
-    panel: Annotated[
-        RewardSpecs,
-        Field(description="what held-out answers are scored by at every evaluation, and nothing is trained on"),
-    ] = ()
-    eval_best_of: Annotated[
-        int,
-        Field(ge=1, description="held-out score of the answer that `rewards` likes best of so many; 1: none"),
-    ] = 1
+    rewards: RewardSpecs = setting(
+        (), "what rollouts are scored by, summed with weights; default: the environment's own score"
+    )
+    reward_aggregation: Aggregation = setting(
+        "sum_then_normalize", "sum the components as they are, or each standardised within its group"
+    )
+    reward_model_path: str | None = setting(
+        None, "short for one component of weight 1: a reward model's folder or its server's address"
+    )
+    missing_eos_penalty: float = setting(0.0, "taken off the training score of an answer cut off by length", ge=0)
+    panel: RewardSpecs = setting(
+        (), "what held-out answers are scored by at every evaluation, and nothing is trained on"
+    )
+    eval_best_of: int = setting(1, "held-out score of the answer that `rewards` likes best of so many; 1: none", ge=1)
 
     inert: ClassVar[tuple[str, ...]] = (
         "min_items_sent_before_logging",
@@ -242,23 +202,21 @@ class APIServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model_name: Annotated[
-        str, Field(description="process, evaluate: the checkpoint or model that answers; serve: not used")
-    ] = "default"
-    base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")] = "http://localhost:8001/v1"
-    api_key: Annotated[str, Field(description="key that is sent along; empty: none")] = ""
-    server_type: Annotated[
-        ServerType, Field(description="sglang: exact tokens and log-probabilities come back; openai: text alone")
-    ] = "sglang"
-    timeout: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 1200
-    ready_within: Annotated[float, Field(gt=0, description="seconds the server may take to become ready")] = 120
-    num_max_requests_at_once: Annotated[int, Field(ge=1, description="connections open at once")] = 512
-    num_requests_for_eval: Annotated[int, Field(ge=1, description="accepted for compatibility; no effect")] = 64
-    rolling_buffer_length: Annotated[int, Field(description="accepted for compatibility; no effect")] = 1000
-    tokenizer_name: Annotated[str, Field(description="accepted for compatibility; env.tokenizer_name counts")] = "none"
-    n_kwarg_is_ignored: Annotated[bool, Field(description="accepted for compatibility; no effect")] = False
-    health_check: Annotated[bool, Field(description="accepted for compatibility; no effect")] = True
-    weight: Annotated[float, Field(description="accepted for compatibility; there is one server")] = 1.0
+    model_name: str = setting("default", "process, evaluate: the checkpoint or model that answers; serve: not used")
+    base_url: str = setting("http://localhost:8001/v1", "address in OpenAI's form, ending in /v1")
+    api_key: str = setting("", "key that is sent along; empty: none")
+    server_type: ServerType = setting(
+        "sglang", "sglang: exact tokens and log-probabilities come back; openai: text alone"
+    )
+    timeout: float = setting(1200, "seconds that one request may take", gt=0)
+    ready_within: float = setting(120, "seconds the server may take to become ready", gt=0)
+    num_max_requests_at_once: int = setting(512, "connections open at once", ge=1)
+    num_requests_for_eval: int = setting(64, "accepted for compatibility; no effect", ge=1)
+    rolling_buffer_length: int = setting(1000, "accepted for compatibility; no effect")
+    tokenizer_name: str = setting("none", "accepted for compatibility; env.tokenizer_name counts")
+    n_kwarg_is_ignored: bool = setting(False, "accepted for compatibility; no effect")
+    health_check: bool = setting(True, "accepted for compatibility; no effect")
+    weight: float = setting(1.0, "accepted for compatibility; there is one server")
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -330,24 +288,25 @@ def effective(env: Config, openai: APIServerConfig, overrides: Overrides) -> Eff
 
 
 def _laid_over(base: Model, changes: Mapping[str, Any], prefix: str) -> tuple[Model, tuple[Problem, ...]]:
-    """Validate; leave out what is refused and validate the rest again, until it holds."""
-    kept, problems = dict(changes), dict[str, Problem]()  # by field: a rule that joins fields may fail again
+    """Validate; leave out what is refused and validate the rest once more, until it holds."""
+    left, problems = dict(changes), dict[str, Problem]()  # by field: a rule that joins fields may fail twice
     while True:
         try:
-            return type(base).model_validate({**base.model_dump(), **kept}), tuple(problems.values())
+            return type(base).model_validate({**base.model_dump(), **left}), tuple(problems.values())
         except ValidationError as error:
             found = [_problem(detail, base, prefix) for detail in error.errors()]
         for problem in found:
             problems.setdefault(problem.field, problem)
-        if not kept:
+        if not left:
             return base, tuple(problems.values())
-        refused = {problem.field.removeprefix(prefix) for problem in found} & kept.keys()
+        refused = {problem.field.removeprefix(prefix) for problem in found} & left.keys()
         # Where a rule joins fields, and the one that it names was not changed, none of the changes can stay.
-        kept = {name: value for name, value in kept.items() if refused and name not in refused}
+        left = {name: value for name, value in left.items() if refused and name not in refused}
 
 
 def _problem(detail: Any, base: BaseModel, prefix: str) -> Problem:
-    name, *inside = [str(part) for part in detail["loc"]] or [str(detail.get("ctx", {}).get("field", ""))]
+    context = detail.get("ctx", {})
+    name, *inside = [str(part) for part in detail["loc"]] or [str(context.get("field", ""))]
     is_unknown = detail["type"] == "extra_forbidden"
     rule = "there is no such setting" if is_unknown else detail["msg"][:1].lower() + detail["msg"][1:]
     got = detail["input"]
@@ -358,5 +317,5 @@ def _problem(detail: Any, base: BaseModel, prefix: str) -> Problem:
         got=got,
         rule=f"{'.'.join(inside)}: {rule}" if inside else rule,
         did_you_mean=nearest(name, type(base).model_fields) if is_unknown and not inside else None,
-        suggest=tuple(detail.get("ctx", {}).get("suggest", ())),
+        suggest=tuple(context.get("suggest", ())),
     )

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
@@ -41,11 +41,6 @@ class Answer:
     def num_tokens(self) -> int:
         """Tokens that the policy sampled."""
         return sum(len(turn.action) for turn in self.trajectory.turns)
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether a limit of tokens ended the last turn."""
-        return self.trajectory.turns[-1].stop_reason == "length"
 
     def row(self, temperature: float) -> dict[str, Any]:
         """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
@@ -110,12 +105,11 @@ async def evaluate_items(
                 with rolling_out(Draw(seed=0, step=0, ordinal=number, split="eval")):
                     outcome = await settle(answer(item))
                 if isinstance(outcome, _Task):
-                    break
-            if isinstance(outcome, _Task):
-                chats = [answer.chat for answer in outcome.sampled]
-                rows = await held_out_metrics(rewards, panel, item, chats, step)
-                for metrics, row in zip(outcome.metrics, rows, strict=True):
-                    metrics |= row
+                    chats = [answer.chat for answer in outcome.sampled]
+                    rows = await held_out_metrics(rewards, panel, item, chats, step)
+                    for metrics, row in zip(outcome.metrics, rows, strict=True):
+                        metrics |= row
+                    return outcome
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
@@ -125,7 +119,16 @@ async def evaluate_items(
         log.warning("A held-out task failed (%s): %s", failure.code, failure.why)
     if not tasks:
         raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
-    return _metrics(tasks, len(failed), config), list(_samples(tasks))
+    samples: list[dict[str, Any]] = []
+    items_of: defaultdict[str, list[str]] = defaultdict(list)  # by prompt
+    for task in tasks:
+        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
+        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
+        if item not in alike:
+            alike.append(item)
+        # Different tasks in the same words, as games are, have a `task`: 1, 2, …
+        samples += ({**row, "task": alike.index(item)} if alike[0] != item else row for row in rows)
+    return _metrics(tasks, len(failed), config), samples
 
 
 def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> dict[str, float]:
@@ -141,14 +144,15 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
         "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
         "eval/mean_score": fmean(answer.trajectory.score for answer in sampled),
         "eval/completion_lengths": fmean(answer.num_tokens for answer in sampled),
-        "eval/truncated": fmean(float(answer.is_cut_off) for answer in sampled),
+        "eval/truncated": fmean(float(answer.trajectory.turns[-1].stop_reason == "length") for answer in sampled),
         "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
-    measured = [row for task in tasks for row in task.metrics]
-    for name in dict.fromkeys(name for row in measured for name in row):
-        values = [row[name] for row in measured if name in row]
+    measured: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in ((name, value) for task in tasks for row in task.metrics for name, value in row.items()):
+        measured[name].append(value)
+    for name, values in measured.items():
         metrics[f"eval/{name}"] = fmean(values)
         if name == PROXY or (name.startswith(PANEL) and "/" not in name.removeprefix(PANEL)):
             metrics[f"eval/{name}_std"] = pstdev(values)
@@ -167,15 +171,3 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
     if max(versions) >= 0:
         metrics["eval/policy_version"] = max(versions)
     return metrics
-
-
-def _samples(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
-    """Every answer. Different tasks that are asked in the same words, as games are, have a `task`: 1, 2, …"""
-    items_of: defaultdict[str, list[str]] = defaultdict(list)
-    for task in tasks:
-        rows = [task.greedy.row(GREEDY), *(answer.row(SAMPLED) for answer in task.sampled)]
-        alike, item = items_of[rows[0]["prompt"]], repr(task.item)
-        if item not in alike:
-            alike.append(item)
-        number = {"task": alike.index(item)} if alike[0] != item else {}
-        yield from ({**row, **number} for row in rows)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import View, wrap, wrappers
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
@@ -74,27 +74,30 @@ CHATS = (View.CONCAT_CHAT, View.CONCAT_CHAT_ON_RESET)
 
 TemplateName = Literal["qwen3_game", "qwen3_general", "no"]
 
-_ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+_REQUEST = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+TEMPLATES: Mapping[TemplateName, tuple[str, str]] = {
+    "qwen3_game": ("You are playing language games. Make valid actions to win.\nObservation: ", _REQUEST),
+    "qwen3_general": ("Question: ", _REQUEST),
+    "no": ("", ""),
+}
+"""What stands before and behind an observation, in the wordings of GEM's example script (Apache License 2.0)."""
 
 
 class GameConfig(MultiTurnConfig):
     """Settings of a game."""
 
-    variant: Annotated[str, Field(description="the game")] = VARIANTS[0]
-    env_wrappers: Annotated[
-        str,
-        Field(
-            description="what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
-            " (a growing chat) or none of them; before it a tool, after it episode_tracking"
-        ),
-    ] = "concat"
-    template: Annotated[
-        TemplateName, Field(description="wording around an observation: qwen3_game, qwen3_general, or no other words")
-    ] = "qwen3_game"
-    words: Annotated[
-        str | None, Field(description="file with a word a line, for word games; default: the bundled list")
-    ] = None
-    search_url: Annotated[str | None, Field(description="search server, for search_tool; default: none")] = None
+    variant: str = setting(VARIANTS[0], "the game")
+    env_wrappers: str = setting(
+        "concat",
+        "what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
+        " (a growing chat) or none of them; before it a tool, after it episode_tracking",
+    )
+    template: TemplateName = setting(
+        "qwen3_game", "wording around an observation: qwen3_game, qwen3_general, or no other words"
+    )
+    words: str | None = setting(None, "file with a word a line, for word games; default: the bundled list")
+    search_url: str | None = setting(None, "search server, for search_tool; default: none")
 
     @model_validator(mode="after")
     def _wrappers_exist(self) -> Self:
@@ -151,7 +154,14 @@ class GameEnv(MultiTurnEnv):
 
     async def reset(self, task: Any) -> str:
         """The rules and the first state."""
-        observation, info = await asyncio.to_thread(self._begin, task)  # drawing a Sokoban takes 7 ms
+        config = self.config
+        options: dict[str, Any] = {"words": config.words} if config.words else {}
+        names = [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
+        inner = [name for name in names if name not in CHATS]
+        self.is_chat, self.has_view = inner != names, any(name in tuple(View) for name in inner)
+        self.game = wrap(make(task["task"], **options), ",".join(inner), search_url=config.search_url)
+        # Drawing a Sokoban takes 7 ms.
+        observation, info = await asyncio.to_thread(self.game.reset, seed=task["seed"])
         return self._message(observation, info)
 
     async def step(self, reply: Reply) -> Step:
@@ -162,37 +172,20 @@ class GameEnv(MultiTurnEnv):
             messages=self._message(observation, info),
             reward=reward,
             done=terminated or truncated,
-            fresh=not any(name in CHATS for name in self._wrappers),
-            outcome=info["outcome"],
+            fresh=not self.is_chat,
+            outcome=info.get("outcome"),
         )
 
-    def _begin(self, task: Mapping[str, Any]) -> tuple[str, Any]:
-        config = self.config
-        options: dict[str, Any] = {"words": config.words} if config.words else {}
-        names = ",".join(name for name in self._wrappers if name not in CHATS)
-        self.game = wrap(make(task["task"], **options), names, search_url=config.search_url)
-        return self.game.reset(seed=task["seed"])
-
     def _message(self, observation: str, info: Mapping[str, Any]) -> str:
-        shown = observation
-        if not any(name in tuple(View) and name not in CHATS for name in self._wrappers):  # which add these themselves
-            shown = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
-        return user_message(self.config.template, shown)
-
-    @property
-    def _wrappers(self) -> list[str]:
-        return [name.strip() for name in self.config.env_wrappers.split(",") if name.strip()]
+        if not self.has_view:  # which adds these itself
+            observation = f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+        return user_message(self.config.template, observation)
 
 
 def user_message(template: TemplateName, observation: str) -> str:
-    """What the user says, without any markup, in the wordings of GEM's example script (Apache License 2.0)."""
-    match template:
-        case "qwen3_game":
-            return f"You are playing language games. Make valid actions to win.\nObservation: {observation}{_ASKED_FOR}"
-        case "qwen3_general":
-            return f"Question: {observation}{_ASKED_FOR}"
-        case "no":
-            return observation
+    """What the user says, without any markup."""
+    before, behind = TEMPLATES[template]
+    return f"{before}{observation}{behind}"
 
 
 if __name__ == "__main__":

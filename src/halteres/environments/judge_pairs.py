@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.environments.answers import boxed_answer
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.errors import InvalidData
 from halteres.rewards.judges import conversation, fenced
@@ -36,13 +36,12 @@ class Pair:
 class JudgePairsConfig(BaseEnvConfig):
     """Settings of `judge_pairs`."""
 
-    pairs: Annotated[
-        str, Field(description="preference pairs: a file, a data set on the hub, or the package's own arithmetic pairs")
-    ] = OWN_PAIRS
-    held_out_pairs: Annotated[
-        str | None,
-        Field(description="pairs to evaluate on; default: the package's, or a tenth of the prompts of `pairs`"),
-    ] = None
+    pairs: str = setting(
+        OWN_PAIRS, "preference pairs: a file, a data set on the hub, or the package's own arithmetic pairs"
+    )
+    held_out_pairs: str | None = setting(
+        None, "pairs to evaluate on; default: the package's, or a tenth of the prompts of `pairs`"
+    )
     prompt_template: Annotated[
         str, Field(description="the user's message; {request}, {first} and {second} are replaced")
     ] = (
@@ -135,15 +134,12 @@ def in_random_order(comparison: Comparison, rng: random.Random) -> Pair:
 
 
 def _strict(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    return [
-        one
-        for one in comparisons
-        if len(one.completions) == 2 and one.ranks[0] != one.ranks[1] and one.form != "pre-tokenised"
-    ]
+    pairs = [one for one in comparisons if len(one.completions) == 2 and one.form != "pre-tokenised"]
+    return [one for one in pairs if one.ranks[0] != one.ranks[1]]
 
 
-def _text(said: Any) -> str:
-    messages: Sequence[Message] = said if not isinstance(said, str) else [{"role": "", "content": said}]
+def _text(content: Any) -> str:
+    messages: Sequence[Message] = content if not isinstance(content, str) else [{"role": "", "content": content}]
     return conversation(messages)
 
 

@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os.path import commonprefix
-from typing import Annotated, Any, ClassVar, cast, get_args
-
-from pydantic import Field
+from typing import Any, ClassVar, cast, get_args
 
 from halteres.environments.base import Backlog, BaseEnv, awaited
-from halteres.environments.config import BaseEnvConfig
+from halteres.environments.config import BaseEnvConfig, setting
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataItem, finite, items_of
 from halteres.errors import EnvironmentFailed, boundary
@@ -37,13 +35,9 @@ from halteres.types import Outcome, StopReason, Trajectory, Turn
 class MultiTurnConfig(BaseEnvConfig):
     """Settings of environments of several turns."""
 
-    max_turns: Annotated[int, Field(ge=1, description="turns of one episode at most")] = 16
-    end_on_length: Annotated[
-        bool, Field(description="an answer that is cut off at max_new_tokens ends its episode (length_stop)")
-    ] = False
-    mask_outcomes: Annotated[
-        tuple[Outcome, ...], Field(description="episodes that end so are not trained on; their groups keep them")
-    ] = ()
+    max_turns: int = setting(16, "turns of one episode at most", ge=1)
+    end_on_length: bool = setting(False, "an answer that is cut off at max_new_tokens ends its episode (length_stop)")
+    mask_outcomes: tuple[Outcome, ...] = setting((), "episodes that end so are not trained on; their groups keep them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +61,17 @@ class Step:
     outcome: Outcome | None = None  # of an episode that is done; None: success or failure, by its score
 
 
+Messages = list[dict[str, Any]]
+
+
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """One episode: what was said in it, and its trajectory once it has ended."""
+    """One episode: its messages, and its trajectory once it has ended."""
 
     opening: tuple[dict[str, Any], ...]  # what `reset` gave
-    conversation: list[dict[str, Any]] = field(
-        default_factory=list[dict[str, Any]]
-    )  # after it; of a fresh chat the new
+    conversation: Messages = field(default_factory=list[Any])  # after it; of a fresh chat what is new
     turns: list[Turn] = field(default_factory=list[Turn])
-    chats: list[list[dict[str, Any]]] = field(
-        default_factory=list[list[dict[str, Any]]]
-    )  # of each turn, with its answer
+    chats: list[Messages] = field(default_factory=list[Any])  # of each turn, with its answer
     trajectory: Trajectory = field(init=False)
 
     def add(self, chat: Chat, turn: Turn, messages: Sequence[dict[str, Any]]) -> None:
@@ -202,10 +195,10 @@ class MultiTurnEnv(BaseEnv):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
             if step.outcome not in (None, *get_args(Outcome)):
                 raise ValueError(f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}")
-            said = _checked(step.messages, "Step.messages")
-            if isinstance(said, str) and not step.fresh:
-                said = [{"role": "user", "content": said}]
-            messages = self.chat_of(said)  # which puts the config's system prompt before a fresh chat
+            shown = _checked(step.messages, "Step.messages")
+            if isinstance(shown, str) and not step.fresh:
+                shown = [{"role": "user", "content": shown}]
+            messages = self.chat_of(shown)  # which puts the config's system prompt before a fresh chat
         return replace(step, reward=finite(step.reward, where)), messages
 
     async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
@@ -227,7 +220,16 @@ class MultiTurnEnv(BaseEnv):
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
         async def one(number: int) -> Answer:
             with one_rollout(number, 0):
-                return _answer(await self.play(item, temperature))
+                episode = await self.play(item, temperature)
+            answers = [place for place, message in enumerate(episode.conversation) if message["role"] == "assistant"]
+            chat = Sample(
+                prompt=episode.opening,
+                completion=tuple(episode.conversation),
+                answers=tuple(answers[: len(episode.turns)]),
+                tokens=tuple(token for turn in episode.turns for token in turn.action),
+                score=episode.trajectory.score,
+            )
+            return Answer(trajectory=episode.trajectory, chat=chat)
 
         # All of them are waited for, also where one fails: what is tried again leaves no episode behind.
         tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
@@ -235,17 +237,17 @@ class MultiTurnEnv(BaseEnv):
         return [task.result() for task in tasks]
 
 
-def _checked(said: Any, what: str) -> str | Sequence[Message]:
+def _checked(messages: Any, what: str) -> str | Sequence[Message]:
     """What an author's method gave as messages. TypeError: it is no text, and no list of messages."""
-    if isinstance(said, str):
-        return said
-    wanted = f"{what}: a str or a list of messages is expected"
-    if not isinstance(said, Sequence):
-        raise TypeError(f"{wanted}, not {type(said).__name__}")
-    for message in cast(Sequence[object], said):
+    if isinstance(messages, str):
+        return messages
+    rule = f"{what}: a str or a list of messages is expected"
+    if not isinstance(messages, Sequence):
+        raise TypeError(f"{rule}, not {type(messages).__name__}")
+    for message in cast(Sequence[object], messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TypeError(f'{wanted}, each a dict with "role" and "content", not {message!r:.200}')
-    return cast(Sequence[Message], said)
+            raise TypeError(f'{rule}, each a dict with "role" and "content", not {message!r:.200}')
+    return cast(Sequence[Message], messages)
 
 
 def _new_part(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[dict[str, Any]]:
@@ -255,15 +257,3 @@ def _new_part(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> lis
     text = str(fresh[-1].get("content", ""))
     shared = len(commonprefix([str(before[-1].get("content", "")), text]))
     return [{**fresh[-1], "content": text[text.rfind("\n", 0, shared + 1) + 1 :]}]
-
-
-def _answer(episode: Episode) -> Answer:
-    answers = [place for place, message in enumerate(episode.conversation) if message["role"] == "assistant"]
-    chat = Sample(
-        prompt=episode.opening,
-        completion=tuple(episode.conversation),
-        answers=tuple(answers[: len(episode.turns)]),
-        tokens=tuple(token for turn in episode.turns for token in turn.action),
-        score=episode.trajectory.score,
-    )
-    return Answer(trajectory=episode.trajectory, chat=chat)

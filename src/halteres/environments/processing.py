@@ -23,7 +23,7 @@ from halteres.text import Tokenizer
 from halteres.types import FailedRollout
 
 POLL_S = 0.05
-ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group wanted
+ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group of the file
 
 log = logging.getLogger(__name__)
 
@@ -35,26 +35,31 @@ async def process(env: BaseEnv) -> Path:
         InvalidConfig: `total_steps` is not given.
         EnvironmentFailed: too many items came to nothing; what was made before is in the file.
     """
-    wanted = env.config.total_steps
-    if wanted < 1:
+    size = env.config.total_steps
+    if size < 1:
         raise InvalidConfig(
-            f"'process' needs to know how many groups to make; total_steps is {wanted}.",
+            f"'process' needs to know how many groups to make; total_steps is {size}.",
             next="Give it with --env.total_steps 8.",
         )
     await env.setup()
-    file = _new_file(Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl"))
+    path = Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, number = path, 0
+    while file.exists():
+        number += 1
+        file = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    file.touch(exist_ok=False)
     written: list[ScoredDataGroup] = []
-    async for group in _groups(env, wanted):
+    async for group in _groups(env, size):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
         written.append(group)
-        scores = ", ".join(f"{score:g}" for score in scores_of(group))
-        log.info("group %d of %d: scores %s", len(written), wanted, scores)
+        log.info("group %d of %d: scores %s", len(written), size, ", ".join(f"{score:g}" for score in scores_of(group)))
     file.with_suffix(".html").write_text(render_page(env.title, written, env.tokenizer))
     await env.cleanup()
     return file
 
 
-async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
+async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
     """Groups in the order of their items, several under way at once."""
     items, config, records = Items(env), env.config, env.records
     under_way: deque[asyncio.Task[Settled]] = deque()
@@ -64,11 +69,11 @@ async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
 
     def may_begin() -> bool:
         exhausted = max(failed, without_item) >= config.max_failed_groups or 0 < config.max_dropped_groups <= dropped
-        return tried < ITEMS_PER_GROUP * wanted and not exhausted
+        return tried < ITEMS_PER_GROUP * size and not exhausted
 
     try:
-        while made < wanted:
-            while len(under_way) < min(config.max_workers, wanted - made) and may_begin():
+        while made < size:
+            while len(under_way) < min(config.max_workers, size - made) and may_begin():
                 try:
                     drawn = await items.next()
                 except EnvironmentFailed as failure:  # which is a failed group
@@ -85,18 +90,21 @@ async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
                 await asyncio.sleep(POLL_S)  # no item now may mean one in a moment, as in `serve`
                 continue
             if not under_way:
-                raise EnvironmentFailed(f"{env.title} made {made} of {wanted} groups of {tried} items.", last)
+                raise EnvironmentFailed(f"{env.title} made {made} of {size} groups of {tried} items.", last)
             settled = await under_way.popleft()
             step, ordinal, item = settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item
             items.put_back(settled.backlog)
-            if settled.kept:
+            if settled.groups:
                 failed = dropped = 0
             else:
-                failures = settled.failures or _as_failures(settled)
+                reasons = [reason for _, reason in settled.dropped] or ["nothing_collected"]
+                failures = settled.failures or tuple(
+                    FailedRollout(code=reason, why=f"the group was dropped ({reason}).") for reason in reasons
+                )
                 failed, dropped = failed + bool(settled.failures), dropped + (not settled.failures)
                 last = f"Last failure: {failures[-1].why}"
                 records.failed(step, ordinal, item, failures)
-            for group in settled.kept[: wanted - made]:
+            for group in settled.groups[: size - made]:
                 made += 1
                 records.group(step, ordinal, item, group)
                 yield group
@@ -104,25 +112,6 @@ async def _groups(env: BaseEnv, wanted: int) -> AsyncIterator[ScoredDataGroup]:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-
-
-def _as_failures(settled: Settled) -> tuple[FailedRollout, ...]:
-    """Why an item that did not fail gave no group all the same."""
-    reasons = [reason for _, reason in settled.dropped] or ["nothing_collected"]
-    return tuple(FailedRollout(code=reason, why=f"the group was dropped ({reason}).") for reason in reasons)
-
-
-def _new_file(path: Path) -> Path:
-    """The path itself, or the first of _1, _2, … that is not taken; it exists, empty, from here on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    candidate, number = path, 0
-    while True:
-        try:
-            candidate.touch(exist_ok=False)
-            return candidate
-        except FileExistsError:
-            number += 1
-            candidate = path.with_name(f"{path.stem}_{number}{path.suffix}")
 
 
 _STYLE = (
@@ -139,22 +128,18 @@ def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokeni
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
     body = [f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"]
     for number, group in enumerate(groups, 1):
-        listed = " ".join(f"{score:g}" for score in scores_of(group))
+        listed, messages = " ".join(f"{score:g}" for score in scores_of(group)), group.get("messages")
         body.append(f"<details><summary>Group {number}: {escape(listed)}</summary>")
         for rollout in rollouts_of(group):
             body.append(f'<p class="score">score {group["scores"][rollout[0]]:g}</p>')
-            for role, text in (text for place in rollout for text in _texts(group, place, tokenizer)):
-                body.append(f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>')
+            for sequence in rollout:
+                prompt = tokenizer.decode(prompt_tokens(group, sequence), skip_special_tokens=False)
+                texts = [("prompt", prompt), ("answer", tokenizer.decode(action_tokens(group, sequence)))]
+                if messages:
+                    texts = [(str(one.get("role", "")), str(one.get("content", ""))) for one in messages[sequence]]
+                body += [f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>' for role, text in texts]
         body.append("</details>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
-
-
-def _texts(group: ScoredDataGroup, place: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """A sequence's texts, with whose they are."""
-    if messages := group.get("messages"):
-        return [(str(message.get("role", "")), str(message.get("content", ""))) for message in messages[place]]
-    prompt = tokenizer.decode(prompt_tokens(group, place), skip_special_tokens=False)
-    return [("prompt", prompt), ("answer", tokenizer.decode(action_tokens(group, place)))]

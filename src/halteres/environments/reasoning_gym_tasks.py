@@ -11,14 +11,14 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, tagged_answer
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.worker_process import WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
@@ -61,27 +61,21 @@ class TaskItem:
 class ReasoningGymConfig(BaseEnvConfig):
     """Settings of `reasoning_gym`."""
 
-    task: Annotated[str, Field(description="name of a reasoning-gym task")] = "chain_sum"
+    task: str = setting("chain_sum", "name of a reasoning-gym task")
     task_settings: dict[str, Any] = Field(default_factory=dict, description="its own, e.g. {max_digits: 1}")
-    task_seed: Annotated[int, Field(ge=0, lt=2**31, description="of its items, the held-out ones too")] = 0
-    prompt_template: Annotated[str, Field(description="the user's message; {question} is replaced")] = (
-        "{question}\nReason step by step, and put your final answer between <answer> and </answer>."
+    task_seed: int = setting(0, "of its items, the held-out ones too", ge=0, lt=2**31)
+    prompt_template: str = setting(
+        "{question}\nReason step by step, and put your final answer between <answer> and </answer>.",
+        "the user's message; {question} is replaced",
     )
 
     @field_validator("task")
     @classmethod
     def _evaluates_no_text(cls, task: str) -> str:
-        if task in EVALUATING:
-            raise PydanticCustomError(
-                "unsafe_task",
-                "another task: the scorer of '{task}' runs the model's answer as Python, and there is no sandbox for "
-                "that yet",
-                {"task": task},
-            )
-        if task == "composite":
-            raise PydanticCustomError(
-                "unsafe_task", "a single task: 'composite' may hold some whose scorer runs the model's answer as Python"
-            )
+        does = "may hold one that runs" if task == "composite" else "runs"
+        if task in EVALUATING or task == "composite":
+            rule = "another task: the scorer of '{task}' {does} the model's answer as Python; there is no sandbox yet"
+            raise PydanticCustomError("unsafe_task", rule, {"task": task, "does": does})
         return task
 
 

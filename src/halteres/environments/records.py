@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from halteres.environments.scored import (
-    RewardRecord,
     ScoredDataGroup,
     action_tokens,
     prompt_tokens,
@@ -53,19 +52,19 @@ class Tally:
         """Take in the rollouts of one group."""
         rewards = group.get("rewards")
         own = rewards.own if rewards else group.get("own_scores") or scores_of(group)
-        measured: list[Mapping[str, float]] = []
-        for place, rollout in enumerate(rollouts_of(group)):
-            figures = {
+        measured: list[Mapping[str, float]] = [
+            {
                 "train/percent_correct": float(own[place] > self._success_threshold),
                 "train/completion_lengths": sum(len(action_tokens(group, number)) for number in rollout),
                 "train/truncated": float(finish_of(group, place, self._tokenizer) == "length"),
             }
-            measured.append(figures)
+            for place, rollout in enumerate(rollouts_of(group))
+        ]
         measured += ({f"train/{name}": value for name, value in row.items()} for row in group.get("metrics", ()))
         if rewards:  # each component's values and seconds, and what the group took as a whole
             measured += [metrics_of("reward", *one) for values in rewards.values for one in values.items()]
-            measured.append({f"reward/{name}_s": seconds for name, seconds in rewards.seconds.items()})
-            measured.append({"rollouts/group_s": rewards.group_s})
+            seconds = {f"reward/{name}_s": value for name, value in rewards.seconds.items()}
+            measured.append({**seconds, "rollouts/group_s": rewards.group_s})
             self._counts.update(rewards.counts)
         for row in measured:
             for name, value in row.items():
@@ -86,9 +85,8 @@ class Records:
 
     def __init__(self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0) -> None:
         self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer, success_threshold))
-        self._tokenizer = tokenizer
+        self._tokenizer, self._folder = tokenizer, Path(run_dir) if run_dir else None
         self._rewards_version: str | None = None  # None: of no group yet
-        self._folder = Path(run_dir) if run_dir else None
         self._written: dict[int, set[int]] = {}  # groups of a step that an earlier life of this environment wrote
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -108,37 +106,35 @@ class Records:
             "prompt": self._text(prompt_tokens(group, 0)),
             "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
         }
-        self._rollouts(
-            step, number, item, group.get("failures", []), line, self._reward_row(step, group.get("rewards"))
-        )
-
-    def _reward_row(self, step: int, rewards: RewardRecord | None) -> dict[str, Any]:
-        """How a group's rewards came about; a version that is not the one before is an event."""
-        if rewards is None:
-            return {}
-        if self._rewards_version is None and self._folder is not None:
-            for row in read_rows(self._folder / "events.jsonl"):
-                if row.get("type") == REWARDS:
-                    self._rewards_version = row.get("version")
-        if rewards.version != self._rewards_version:
-            before, self._rewards_version = self._rewards_version, rewards.version
-            event = {"t": time.time(), "type": REWARDS, "step": step, "version": rewards.version, "before": before}
-            self._append("events.jsonl", event)
-        return {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+        if rewards := group.get("rewards"):
+            line |= {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+            if (
+                self._rewards_version is None and self._folder is not None
+            ):  # as an earlier life of this environment left it
+                rows = read_rows(self._folder / "events.jsonl")
+                self._rewards_version = next(
+                    (r.get("version") for r in reversed(rows) if r.get("type") == REWARDS), None
+                )
+            if rewards.version != self._rewards_version:
+                before, self._rewards_version = self._rewards_version, rewards.version
+                self._event(REWARDS, step, version=rewards.version, before=before)
+        self._rollouts(step, number, item, group.get("failures", []), line)
 
     def failed(self, step: int, number: int, item: Any, failures: Sequence[FailedRollout]) -> None:
         """A group that came to nothing."""
         self._tallies[step].count("groups/failed")
-        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []}, {})
+        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []})
 
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
 
-    def notice(self, rule: str, step: int, evidence: str, remedy: str, **figures: float | None) -> None:
+    def notice(self, rule: str, step: int, evidence: str, next_step: str, **figures: float | None) -> None:
         """What nobody else can see, among the run's events: the supervisor makes an alert of it."""
-        event = {"t": time.time(), "type": "notice", "rule": rule, "step": step, "evidence": evidence, "remedy": remedy}
-        self._append("events.jsonl", {**event, **figures})
+        self._event("notice", step, rule=rule, evidence=evidence, remedy=next_step, **figures)
+
+    def _event(self, kind: str, step: int, **facts: Any) -> None:
+        self._append("events.jsonl", {"t": time.time(), "type": kind, "step": step, **facts})
 
     def end(self, error: HalteresError) -> None:
         """Write control/failure.json: why the environment's process ends, for whoever tells of the run's end."""
@@ -149,13 +145,7 @@ class Records:
                 replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
     def _rollouts(
-        self,
-        step: int,
-        number: int,
-        item: Any,
-        failures: Sequence[FailedRollout],
-        texts: Mapping[str, Any],
-        rewards: Mapping[str, Any],
+        self, step: int, number: int, item: Any, failures: Sequence[FailedRollout], line: Mapping[str, Any]
     ) -> None:
         """Count failures, and write a group's line: once, also where it is rolled out again after a restart."""
         self._tallies[step].count("rollouts/failed", len(failures))
@@ -169,11 +159,10 @@ class Records:
             self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
         if number not in self._written[step]:
             failed = [dataclasses.asdict(failure) for failure in failures]
-            self._append(file, {"group": number, "item": _plain(item), **texts, "failures": failed, **rewards})
+            self._append(file, {"group": number, "item": _plain(item), **line, "failures": failed})
 
     def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
         tokens = [token for number in rollout for token in action_tokens(group, number)]
-        turns = turns_of(group, rollout)
         line: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
             "score": group["scores"][rollout[0]],
@@ -185,13 +174,10 @@ class Records:
             line["rewards"] = {name: None if value is None else value.total for name, value in values.items()}
         if outcomes := group.get("outcome"):
             line["outcome"] = outcomes[place]
-        if len(turns) > 1:  # `text` has them all in one
+        if len(turns := turns_of(group, rollout)) > 1:  # `text` has them all in one
             line["turns"] = [
-                {
-                    "text": self._tokenizer.decode(turn.action),
-                    "observation": self._text(turn.observation),
-                    **({} if turn.reward is None else {"reward": turn.reward}),
-                }
+                {"text": self._tokenizer.decode(turn.action), "observation": self._text(turn.observation)}
+                | ({} if turn.reward is None else {"reward": turn.reward})
                 for turn in turns
             ]
         return line
@@ -219,7 +205,7 @@ def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str
 def _plain(item: Any) -> Any:
     """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text."""
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {name: _plain(value) for name, value in dataclasses.asdict(item).items()}
+        item = dataclasses.asdict(item)
     if isinstance(item, Mapping):
         return {str(name): _plain(value) for name, value in item.items()}
     if isinstance(item, list | tuple):

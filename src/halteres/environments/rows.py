@@ -1,7 +1,8 @@
-"""Questions whose answers are numbers, from a JSONL file, a folder or the Hugging Face hub, in GSM8K's form."""
+"""Questions whose answers are numbers, read from a file or the hub."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -61,18 +62,14 @@ def _read(file: Path) -> list[Row]:
             f"{getattr(error, 'strerror', None) or error}.",
             "Give the whole path of a JSONL file, or of a folder with train.jsonl and test.jsonl.",
         ) from error
-    rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                fields = json.loads(line)
-            except ValueError:
-                fields = None
-            rows.append(_row(fields, f"{file}:{number}"))
-    return rows
+    return [_row(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _row(fields: Any, place: str) -> Row:
+    """A row of a data set, or a line of JSON that holds one."""
+    if isinstance(fields, str):
+        with contextlib.suppress(ValueError):
+            fields = json.loads(fields)
     found = fields if isinstance(fields, Mapping) else {}
     question, answer = found.get("question"), str(found.get("answer", "")).rpartition("####")[2].strip()
     if not isinstance(question, str) or number_in(answer) is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
 from os.path import commonprefix
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from halteres.errors import EnvironmentFailed, InvalidData
 from halteres.rewards.components import Value
@@ -205,10 +205,8 @@ def check(group: ScoredDataGroup, where: str) -> None:
     finishes, num_rollouts = group.get("finish"), len(rollouts_of(group))
     if finishes and len(finishes) != num_rollouts:
         raise EnvironmentFailed(f"{where} gave {num_rollouts} rollouts and {len(finishes)} finish.")
-    for *_, reward in group.get("spans") or ():
-        finite(reward, where)
-    for score in group["scores"]:
-        finite(score, where)
+    for number in (*(reward for *_, reward in group.get("spans") or ()), *group["scores"]):
+        finite(number, where)
     for name in PER_TOKEN:
         for number, (values, tokens) in enumerate(zip(fields.get(name) or (), group["tokens"], strict=False)):
             if len(values) != (length := len(tokens)):
@@ -237,9 +235,8 @@ def to_wire(group: ScoredDataGroup, *, include_messages: bool) -> dict[str, Any]
 
 def action_tokens(group: ScoredDataGroup, number: int) -> list[int]:
     """The unmasked tokens of one sequence."""
-    return [
-        token for token, mask in zip(group["tokens"][number], group["masks"][number], strict=True) if mask != MASKED
-    ]
+    pairs = zip(group["tokens"][number], group["masks"][number], strict=True)
+    return [token for token, mask in pairs if mask != MASKED]
 
 
 def prompt_tokens(group: ScoredDataGroup, number: int) -> list[int]:
@@ -249,8 +246,7 @@ def prompt_tokens(group: ScoredDataGroup, number: int) -> list[int]:
     return group["tokens"][number][:length]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnTokens:
+class TurnTokens(NamedTuple):
     """One turn as a group has it."""
 
     action: list[int]
@@ -277,5 +273,5 @@ def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]
         if after != number:  # a new sequence's prompt, without the beginning that it shares with the one before it
             prompt = group["tokens"][after][:begin]
             observation = prompt[len(commonprefix([prompt, tokens])) :]
-        turns.append(TurnTokens(action=tokens[start:stop], observation=observation, reward=reward))
+        turns.append(TurnTokens(tokens[start:stop], observation, reward))
     return turns

@@ -16,18 +16,14 @@ from typing import Any
 
 from halteres.environments.scored import RewardRecord, ScoredDataGroup, ScoredDataItem, rollouts_of
 from halteres.errors import EnvironmentFailed, ScorerFailed
-from halteres.rewards.components import TOTAL, Reward, Value, compose
+from halteres.rewards.components import TOTAL, Value, compose
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import NoGrade
 from halteres.rewards.reward_list import GroupScores, RewardList
 from halteres.rollouts.groups import GroupFailed
-from halteres.text import Message
 from halteres.types import MASKED, FailedRollout
 
 log = logging.getLogger(__name__)
-
-Rollout = Sequence[ScoredDataItem]
-"""The sequences of one rollout."""
 
 MISSING = "reward_missing"
 """Code of a rollout that no component gave a value, or a gate none."""
@@ -38,7 +34,7 @@ class GroupScoring:
 
     def __init__(self, rewards: RewardList, item: Any, step: int, began: float | None = None) -> None:
         self._rewards, self._item, self._step = rewards, item, step
-        self._samples: list[Sample] = []  # of the rollouts that stay, in order
+        self._samples = list[Sample]()  # of the rollouts that stay, in order
         self._values: dict[str, list[Value | None]] = {spec.name: [] for spec in rewards.specs}
         self._seconds, self._counts = Counter[str](), Counter[str]()
         self._no_grade = ""  # why the last judge that graded none of the answers did not
@@ -80,7 +76,16 @@ class GroupScoring:
         if len(composed) < len(rewards):
             why = self._no_grade or "No component scored the whole group."
             raise ScorerFailed("A rollout is left without a reward.", why)
-        _pay(group, composed)
+        # Rewards in place of the environment's own scores, and of its rewards of turns.
+        owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
+        group["scores"] = [composed[owner[number]].total for number in range(len(group["scores"]))]
+        if spans := group.get("spans"):
+            of_turns = [iter(reward.turns) for reward in composed]
+            group["spans"] = [
+                (sequence, start, stop, composed[rollout].own_weight * own + next(of_turns[rollout], 0.0))
+                for sequence, start, stop, own in spans
+                for rollout in (owner[sequence],)
+            ]
         group["rewards"] = RewardRecord(
             values=[{name: self._values[name][place] for name in self._values} for place in range(len(composed))],
             own=[sample.score for sample in self._samples],
@@ -145,7 +150,7 @@ async def score_group(
     return await scoring.finished(group)
 
 
-def sample_of(rollout: Rollout) -> Sample:
+def sample_of(rollout: Sequence[ScoredDataItem]) -> Sample:
     """What is scored of a rollout: the chat of its last sequence, those before it as earlier ones.
 
     Raises:
@@ -153,46 +158,22 @@ def sample_of(rollout: Rollout) -> Sample:
     """
     chats: list[Sample] = []
     for item in rollout:
-        if not (messages := item.get("messages")):
+        messages, num_answers = item.get("messages"), len(item.get("spans") or ()) or 1
+        if not messages:
             raise EnvironmentFailed(
                 "`rewards` cannot score this environment's rollouts.",
                 "Its groups carry no messages.",
                 "Give each scored item its `messages`, or leave `rewards` empty.",
             )
-        chats.append(chat_sample(messages, len(item.get("spans") or ()) or 1))
+        # The policy's answers are the last messages of the assistant.
+        answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"][-num_answers:]
+        if len(answers) < num_answers:
+            raise EnvironmentFailed("A chat to be scored has fewer answers than the policy gave.")
+        begin = answers[0]
+        places = tuple(place - begin for place in answers)
+        chats.append(Sample(prompt=messages[:begin], completion=messages[begin:], answers=places))
     tokens = tuple(token for item in rollout for token in item["masks"] if token != MASKED)
     return replace(chats[-1], tokens=tokens, score=rollout[0]["scores"], earlier=tuple(chats[:-1]))
-
-
-def chat_sample(
-    messages: Sequence[Message], num_answers: int, tokens: Sequence[int] = (), score: float = 0.0
-) -> Sample:
-    """A chat as what is scored: the policy's answers are its last `num_answers` messages of the assistant."""
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"][-num_answers:]
-    if len(answers) < num_answers or not answers:
-        raise EnvironmentFailed("A chat to be scored has fewer answers than the policy gave.")
-    return Sample(
-        prompt=messages[: answers[0]],
-        completion=messages[answers[0] :],
-        answers=tuple(place - answers[0] for place in answers),
-        tokens=tuple(tokens),
-        score=score,
-    )
-
-
-def _pay(group: ScoredDataGroup, rewards: Sequence[Reward]) -> None:
-    """Put rewards in place of the environment's own scores, and of its rewards of turns."""
-    owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
-    group["scores"] = [rewards[owner[number]].total for number in range(len(group["scores"]))]
-    spans = group.get("spans")
-    if spans is None:
-        return
-    of_turns = [iter(reward.turns) for reward in rewards]
-    group["spans"] = [
-        (sequence, start, stop, rewards[rollout].own_weight * own + next(of_turns[rollout], 0.0))
-        for sequence, start, stop, own in spans
-        for rollout in (owner[sequence],)
-    ]
 
 
 async def held_out_metrics(
@@ -217,9 +198,8 @@ async def held_out_metrics(
                 row |= metrics_of(kind, name, value)
             lacks_a_score = any(own[one.name] == [None] and not one.may_be_inapplicable for one in scorers.specs)
             if kind == "reward" and not lacks_a_score:
-                (reward,) = compose(scorers.specs, own, "sum_then_normalize")
-                if reward is not None:
-                    row[f"reward/{TOTAL}"] = reward.total
+                for reward in compose(scorers.specs, own, "sum_then_normalize"):
+                    row |= {} if reward is None else {f"reward/{TOTAL}": reward.total}
     return metrics
 
 

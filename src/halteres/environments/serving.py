@@ -15,11 +15,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from halteres.clients.trajectories import Address
+from halteres.clients.trajectories import Address, EnvStatus
 from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
-from halteres.environments.link import KEPT, Status, TrajectoryLink
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
+from halteres.environments.trajectory_link import STORED, TrajectoryLink
 from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import (
     EnvironmentFailed,
@@ -63,18 +63,13 @@ class BatchPlan:
     filled: int = 0  # rollouts that it has
 
     @property
-    def asked_for(self) -> int:
-        """The batches before the one with whose question the trainer names the weights."""
-        return self.step - self.lag
-
-    @property
     def room(self) -> int:
         """Groups that may be under way; 0 until the weights are there."""
         return 0 if self.version is None else -(-(self.batch_size - self.filled) // self.group_size)
 
-    def takes(self, step: int, num_rollouts: int) -> bool:
+    def has_room_for(self, step: int, num_rollouts: int) -> bool:
         """Whether a group that was drawn for the batch after `step` others has a place in it: not where an item gave
-        more groups than one, or a larger one than is lacking."""
+        several groups, or one larger than what is missing."""
         return step == self.step and self.filled + num_rollouts <= self.batch_size
 
     def is_completed_by(self, num_rollouts: int) -> bool:
@@ -140,21 +135,22 @@ class Serving:
         plan = self._plan
         while True:
             pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
-            asked_for = None if plan is None else plan.asked_for
-            status = await self._link.status(asked_for)
-            if plan is not None and asked_for == plan.asked_for:
+            step = None if plan is None else plan.step
+            # Of the batch before the one with whose question the trainer names the weights.
+            status = await self._link.status(None if plan is None else plan.step - plan.lag)
+            if plan is not None and step == plan.step:
                 plan.version = status.asked_version
             await self._advance(status)
             total = self._env.config.total_steps
             total = total if total > 0 else self._link.registered.num_steps
-            if 0 < total <= status.step:
-                log.info("All %d batches were delivered.", status.step)
+            if 0 < total <= status.current_step:
+                log.info("All %d batches were delivered.", status.current_step)
                 if self._under_way:  # hear the acknowledgements of the last posts, which close their step
                     self._reap((await asyncio.wait(self._under_way, timeout=LAST_WORDS_S))[0])
                 self._link.drop_undelivered()
                 await self._report()
                 return
-            room = status.room if plan is None else plan.room if total <= 0 or plan.step < total else 0
+            room = status.allowance or 0 if plan is None else plan.room if total <= 0 or plan.step < total else 0
             await self._start(room - pending)
             if not self._under_way or self._idle:
                 await asyncio.sleep(POLL_S)
@@ -165,7 +161,11 @@ class Serving:
 
     async def _start(self, room: int) -> None:
         """Put up to `room` more items under way, as far as there are workers."""
-        for _ in range(min(room, self._workers() - self._rolling_out)):
+        config, workers = self._env.config, self._env.config.max_workers
+        if self._evaluation is not None and not self._evaluation.done():
+            shares = {EvalHandling.NONE: 1.0, EvalHandling.LIMIT_TRAIN: config.eval_limit_ratio}
+            workers = int(workers * shares.get(config.eval_handling, 0.0))
+        for _ in range(min(room, workers - self._rolling_out)):
             if self._plan is not None and self._plan.step != self._env.curr_step:
                 return  # the batch became whole meanwhile
             try:
@@ -182,13 +182,6 @@ class Serving:
             task.add_done_callback(lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after))
             self._under_way[task] = drawn
 
-    def _workers(self) -> int:
-        config = self._env.config
-        if self._evaluation is None or self._evaluation.done() or config.eval_handling is EvalHandling.NONE:
-            return config.max_workers
-        limited = config.eval_handling is EvalHandling.LIMIT_TRAIN
-        return int(config.max_workers * config.eval_limit_ratio) if limited else 0
-
     def _reap(self, finished: set[asyncio.Task[None]]) -> None:
         for task in finished:
             del self._under_way[task]
@@ -203,9 +196,9 @@ class Serving:
             self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
             return
         self._note_dropped(settled)
-        if settled.kept:
+        if settled.groups:
             await asyncio.wait([turn])  # not the future itself: cancelled, it would fail whoever waits for the next
-        for number, group in enumerate(settled.kept):
+        for number, group in enumerate(settled.groups):
             await self._deliver(drawn, number, group)
         _pass_on(turn, after)
         await self._call("cleanup", self._env.cleanup)
@@ -213,7 +206,7 @@ class Serving:
     async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
         records, plan, num_rollouts = self._env.records, self._plan, len(rollouts_of(group))
         tally = records.tally(drawn.batch_step)
-        if plan is not None and not plan.takes(drawn.draw.step, num_rollouts):
+        if plan is not None and not plan.has_room_for(drawn.draw.step, num_rollouts):
             tally.count("groups/dropped/surplus")
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
@@ -237,7 +230,7 @@ class Serving:
             self._idle = True
         elif plan is not None:
             plan.add(num_rollouts)
-        tally.count("groups/kept" if posted.status == KEPT else "groups/sent")
+        tally.count("groups/kept" if posted.status == STORED else "groups/sent")
         self._failed_in_a_row = 0
 
     def _note_dropped(self, settled: Settled) -> None:
@@ -251,19 +244,25 @@ class Serving:
         for group, reason in settled.dropped:
             tally.group(group)
             tally.count(f"groups/dropped/{reason}")
-        self._idle = self._idle or not settled.kept
-        number = self._dropped_in_a_row = 0 if settled.kept else self._dropped_in_a_row + 1
+        self._idle = self._idle or not settled.groups
+        number = self._dropped_in_a_row = 0 if settled.groups else self._dropped_in_a_row + 1
         if number == 0 or number % WARN_AFTER_DROPPED:
             return
         reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
+        evidence = f"{number} groups in a row were dropped (last: {reasons})."
         share = tally.row().get("train/percent_correct")
-        evidence, remedy = f"{number} groups in a row were dropped (last: {reasons}).", _to_vary(share)
         if share is not None:
             evidence = f"{evidence} {share:.0%} of the step's answers were right."
+        if share is not None and share >= SOLVED:
+            fix = "Nothing is left to learn: only harder tasks would teach more."
+        elif share == 0.0:
+            fix = "See whether the scorer would know a right answer; if so, make the task easier or the groups larger."
+        else:
+            fix = "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
         if limit and number >= limit:
-            raise EnvironmentGaveUp(f"{self._env.title} gives the trainer nothing to learn from.", evidence, remedy)
+            raise EnvironmentGaveUp(f"{self._env.title} gives the trainer nothing to learn from.", evidence, fix)
         log.warning("%s", evidence)
-        self._env.records.notice("no_reward_variance", step, evidence, remedy, percent_correct=share)
+        self._env.records.notice("no_reward_variance", step, evidence, fix, percent_correct=share)
 
     def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
         """Record a failed group.
@@ -292,14 +291,14 @@ class Serving:
             evidence = f"{number} groups failed one after another. The last: {last.why}"
             self._env.records.notice("groups_failed", step, evidence, f"{fix}.")
 
-    async def _advance(self, status: Status) -> None:
+    async def _advance(self, status: EnvStatus) -> None:
         """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
 
         A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
         of itself, does not depend on when the trainer took one.
         """
-        before, now = self._env.curr_step, status.step if self._plan is None else self._plan.step
-        self._env.curr_step, self._delivered = now, status.step
+        before, now = self._env.curr_step, status.current_step if self._plan is None else self._plan.step
+        self._env.curr_step, self._delivered = now, status.current_step
         await self._report()
         if now == before:
             return
@@ -354,12 +353,3 @@ class Serving:
 def _pass_on(turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
     """An item is over: it is the next one's turn as soon as it would have been its own."""
     turn.add_done_callback(lambda _: None if after.done() else after.set_result(None))
-
-
-def _to_vary(share: float | None) -> str:
-    """What would make scores differ, by the share of answers that are right."""
-    if share is not None and share >= SOLVED:
-        return "Nothing is left to learn: only harder tasks would teach more."
-    if share == 0.0:
-        return "See whether the scorer would know a right answer; if so, make the task easier or the groups larger."
-    return "Make the task easier or harder, or the groups larger, so that some answers of a task are better."

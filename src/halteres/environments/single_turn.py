@@ -8,7 +8,7 @@ from typing import Any
 from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
-from halteres.environments.scoring import chat_sample
+from halteres.environments.scoring import sample_of
 from halteres.errors import EnvironmentFailed, boundary
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import one_rollout
@@ -40,10 +40,13 @@ class SingleTurnEnv(BaseEnv):
         """The whole group in one request; answers whose scoring failed are sampled anew, `rollout_retries` times."""
         messages = self.messages(item)
 
-        async def attempt(wanted: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
+        async def scored(turn: Turn) -> list[ScoredDataItem]:
+            return _items(await self._trajectory(item, turn), messages)
+
+        async def attempt(num_missing: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
             with one_rollout(0, number):
-                turns = await self.server.chat(messages, wanted)
-            return [await settle(self._scored(item, messages, turn)) for turn in turns]
+                turns = await self.server.chat(messages, num_missing)
+            return [await settle(scored(turn)) for turn in turns]
 
         return await self.complete_group(item, attempt), []
 
@@ -57,18 +60,11 @@ class SingleTurnEnv(BaseEnv):
             return self.chat_of(self.prompt(item))
 
     async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
-        messages = self.messages(item)
-        turns = await self.server.chat(messages, count, temperature=temperature)
-        answers: list[Answer] = []
-        for turn in turns:
+        messages, answers = self.messages(item), list[Answer]()
+        for turn in await self.server.chat(messages, count, temperature=temperature):
             trajectory = await self._trajectory(item, turn)
-            chat = chat_sample(_with_answer(messages, turn), 1, turn.action, trajectory.score)
-            answers.append(Answer(trajectory=trajectory, chat=chat))
+            answers.append(Answer(trajectory=trajectory, chat=sample_of(_items(trajectory, messages))))
         return answers
-
-    async def _scored(self, item: Any, messages: list[dict[str, Any]], turn: Turn) -> list[ScoredDataItem]:
-        trajectory = await self._trajectory(item, turn)
-        return items_of(trajectory, messages=[_with_answer(messages, turn)])
 
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
         where = f"{self.title}.score"
@@ -79,5 +75,6 @@ class SingleTurnEnv(BaseEnv):
             return Trajectory(turns=(turn,), score=score, metrics=self.measure(item, turn.text))
 
 
-def _with_answer(messages: list[dict[str, Any]], turn: Turn) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": turn.text}]
+def _items(trajectory: Trajectory, messages: list[dict[str, Any]]) -> list[ScoredDataItem]:
+    answer = {"role": "assistant", "content": trajectory.turns[-1].text}
+    return items_of(trajectory, messages=[[*messages, answer]])

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.environments.worker_process import WorkerProcess, WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
@@ -24,20 +24,16 @@ RESET_S, STEP_S = 60.0, 30.0
 class TextGymConfig(MultiTurnConfig):
     """Settings of `text_gym`."""
 
-    make: Annotated[
-        str, Field(pattern=r"^[\w.]+:\w+$", description="MODULE:FUNCTION that makes the environment of an id")
-    ] = "gem:make"
-    task: Annotated[str, Field(description="id of the environment, as its package names it")] = (
-        "game:GuessTheNumber-v0-easy"
-    )
+    make: str = setting("gem:make", "MODULE:FUNCTION that makes the environment of an id", pattern=r"^[\w.]+:\w+$")
+    task: str = setting("game:GuessTheNumber-v0-easy", "id of the environment, as its package names it")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the function")
-    python: Annotated[str | None, Field(description="path of a Python that has the package; default: this one")] = None
-    view: Annotated[
-        Literal["chat", "concat", "last"],
-        Field(description="what the policy sees: a growing chat, all observations in one message, or the last alone"),
-    ] = "chat"
-    prompt_template: Annotated[str, Field(description="the user's message; {observation} is replaced")] = (
-        "{observation}\nPlease reason step by step, and put your final answer within \\boxed{}."
+    python: str | None = setting(None, "path of a Python that has the package; default: this one")
+    view: Literal["chat", "concat", "last"] = setting(
+        "chat", "what the policy sees: a growing chat, all observations in one message, or the last alone"
+    )
+    prompt_template: str = setting(
+        "{observation}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "the user's message; {observation} is replaced",
     )
 
 

@@ -11,10 +11,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from halteres.environments.answers import boxed_answer, is_number
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.rows import Row, load_rows
-from halteres.environments.single_turn import SingleTurnEnv
+from halteres.environments.gsm8k_tinker import GSM8KEnv
+from halteres.environments.rows import load_rows
 
 ROWS = Path(__file__).with_name("data") / "word_problems"
 """A folder with train.jsonl and test.jsonl."""
@@ -31,17 +30,15 @@ class WordProblemsConfig(BaseEnvConfig):
     )
 
 
-class WordProblemsEnv(SingleTurnEnv):
+class WordProblemsEnv(GSM8KEnv):
     """Short word problems made for this package; small enough for the built-in model."""
 
     name = "word_problems"
     env_config_cls: ClassVar[type[BaseEnvConfig]] = WordProblemsConfig
-    config: WordProblemsConfig
-    train: Sequence[Row]
-    held_out: Sequence[Row]
+    config: WordProblemsConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # it has no `dataset`
 
     @classmethod
-    def config_init(cls) -> tuple[WordProblemsConfig, Sequence[APIServerConfig]]:
+    def config_init(cls) -> tuple[WordProblemsConfig, Sequence[APIServerConfig]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Groups of 16, batches of 256, answers of up to 64 tokens."""
         config = WordProblemsConfig(
             group_size=16,
@@ -58,22 +55,6 @@ class WordProblemsEnv(SingleTurnEnv):
     def load_dataset(self) -> None:
         """The rows of both files."""
         self.train, self.held_out = load_rows(ROWS)
-
-    async def get_next_item(self) -> Row:
-        """Any of the rows to train on."""
-        return self.rng.choice(self.train)
-
-    def prompt(self, item: Row) -> str:
-        """The question in the template."""
-        return self.config.prompt_template.replace("{question}", item.question)
-
-    def score_answer(self, item: Row, answer: str) -> float:
-        """1 for exactly the right number in the last box, else 0."""
-        return float(is_number(boxed_answer(answer), item.answer))
-
-    def eval_items(self) -> Sequence[Row]:
-        """The first `eval_tasks` held-out rows."""
-        return self.held_out[: self.config.eval_tasks]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One item of `serve` or `process`, from drawn to settled: groups to keep, groups dropped for a reason, or failed."""
+"""One item of `serve` or `process`, from drawn to settled: groups to send, groups dropped for a reason, or failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Drawn:
 
     @property
     def batch_step(self) -> int:
-        """The optimiser step that its groups are meant for, from 1."""
+        """The optimiser step that its groups are for, from 1."""
         return self.draw.step + 1
 
 
@@ -42,7 +42,7 @@ class Settled:
     """What became of an item. It failed if `failures` is not empty; failures inside a group lie in the group."""
 
     drawn: Drawn
-    kept: tuple[ScoredDataGroup, ...] = ()
+    groups: tuple[ScoredDataGroup, ...] = ()
     dropped: tuple[tuple[ScoredDataGroup, str], ...] = ()  # with the reason
     failures: tuple[FailedRollout, ...] = ()
     backlog: tuple[Any, ...] = ()
@@ -97,7 +97,7 @@ async def settle_item(env: BaseEnv, drawn: Drawn) -> Settled:
     reasons = [(group, _reason_to_drop(env, group)) for group in groups]
     return Settled(
         drawn=drawn,
-        kept=tuple(group for group, reason in reasons if reason is None),
+        groups=tuple(group for group, reason in reasons if reason is None),
         dropped=tuple((group, reason) for group, reason in reasons if reason is not None),
         backlog=tuple(backlog),
     )
@@ -110,16 +110,16 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
         async with asyncio.timeout(limit_s if limit_s > 0 else None):
             with boundary(EnvironmentFailed, where):
                 collected, backlog = await env.collect_trajectories(item)
-            for group in _groups(collected):
+            for group in _listed(collected):
                 if env.rewards is not None and "rewards" not in group:
                     await score_group(env.rewards, item, group, env.curr_step, began)
-            for group in _groups(collected):
+            for group in _listed(collected):
                 if env.config.missing_eos_penalty:
                     check(group, where)
                     _penalise_cut_answers(env, group)
-            failures = [failure for group in _groups(collected) for failure in group.get("failures", ())]
+            failures = [failure for group in _listed(collected) for failure in group.get("failures", ())]
             with boundary(EnvironmentFailed, f"{env.title}.postprocess_histories"):
-                groups = _groups(await env.postprocess_histories(collected))
+                groups = _listed(await env.postprocess_histories(collected))
     except TimeoutError as error:
         raise RolloutTimedOut("A group was not finished in time.", f"worker_timeout is {limit_s:g} s.") from error
     for group in groups:
@@ -131,8 +131,7 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
 
 def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
     """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated` is their share."""
-    group["own_scores"] = scores_of(group)
-    scores = list(group["scores"])
+    group["own_scores"], scores = scores_of(group), list(group["scores"])
     for place, rollout in enumerate(rollouts_of(group)):
         if finish_of(group, place, env.tokenizer) == "length":
             for number in rollout:
@@ -140,7 +139,7 @@ def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
     group["scores"] = scores
 
 
-def _groups(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[ScoredDataGroup]:
+def _listed(collected: ScoredDataGroup | list[ScoredDataGroup] | None) -> list[ScoredDataGroup]:
     if collected is None:
         return []
     return [group for group in collected if group] if isinstance(collected, list) else [collected]

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,12 +52,14 @@ def gym_worker(kind: Literal["reasoning", "text"], *arguments: str, python: str 
 
 
 class WorkerProcess:
-    """One child, started when it is first asked and again after it was killed."""
+    """One child, started with the first question and anew with the next one after it was killed."""
+
+    _reader: asyncio.StreamReader  # of the child, while there is one
+    _writer: asyncio.StreamWriter
 
     def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
         self._command, self._start_within_s = tuple(command), start_within_s
         self._child: Child | None = None
-        self._output: socket.socket | None = None  # the child's; unlike a pipe's, its end can be shut whoever holds it
         self._turn = asyncio.Lock()
 
     async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
@@ -70,69 +71,41 @@ class WorkerProcess:
             WorkerRefused: its code raised. It is not used again after that.
         """
         async with self._turn:
-            child = self._child or await self._start()
-            return await self._answer(child, question, within_s)
+            if self._child is None:
+                ours, theirs = socket.socketpair()  # unlike a pipe's, our end can be closed whoever holds theirs
+                with theirs:
+                    self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LONGEST_ANSWER)
+                    end, environment = theirs.fileno(), environ.for_sandboxed()
+                    self._child = Child(self._command, environment=environment, stdin=end, stdout=end)
+                await self._answer(self._start_within_s)
+            self._writer.write(json.dumps(question).encode() + b"\n")
+            return await self._answer(within_s)
 
     def kill(self) -> None:
         """End the child and all that it started, at once."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        with contextlib.suppress(OSError):  # what was not written yet goes nowhere
-            if child.process.stdin is not None:
-                child.process.stdin.close()
-        if self._output is not None:  # a thread that reads ends, though a grandchild may hold the other end
-            with contextlib.suppress(OSError):
-                self._output.shutdown(socket.SHUT_RDWR)
-            self._output.close()
-            self._output = None
-        if child.process.stdout is not None and not self._turn.locked():  # else the thread that reads closes it
-            child.process.stdout.close()
+        if child is not None:
+            child.kill()
+            self._writer.transport.abort()
 
-    async def _start(self) -> Child:
-        self._child = child = self._spawned()
-        await self._answer(child, None, self._start_within_s)
-        return child
-
-    def _spawned(self) -> Child:
-        self._output, theirs = socket.socketpair()
-        with theirs:  # no secrets among its variables
-            environment, stdout = environ.for_sandboxed(), theirs.fileno()
-            child = Child(self._command, environment=environment, stdin=subprocess.PIPE, stdout=stdout)
-        child.process.stdout = self._output.makefile("rb")
-        return child
-
-    async def _answer(self, child: Child, question: Mapping[str, Any] | None, within_s: float) -> Mapping[str, Any]:
+    async def _answer(self, within_s: float) -> Mapping[str, Any]:
+        """The next line; a child that does not give one is killed."""
         try:
             async with asyncio.timeout(within_s):
-                line = await asyncio.to_thread(_exchange, child, question)
-            try:
+                line = await self._reader.readline()
+            answer: Any = None
+            with contextlib.suppress(ValueError):
                 answer = json.loads(line)
-            except ValueError:
-                answer = None
             if not isinstance(answer, dict):
-                said = f"The worker said {line[:80]!r}, which is no object."
-                raise WorkerLost(said if line else "The worker ended.")
+                what = f"The worker wrote {line[:80]!r}, which is no object." if line else "The worker ended."
+                raise WorkerLost(what)
             if "error" in answer:
                 raise WorkerRefused(str(answer["error"]))
             return answer
-        except BaseException as error:  # cancellation, too: the thread that reads ends with the child
+        except BaseException as error:  # cancellation, too
             self.kill()
             if isinstance(error, TimeoutError):
                 raise WorkerTimedOut("No answer came in time.", f"The limit is {within_s:g} s.") from error
+            if isinstance(error, OSError | ValueError):  # the child ended as it was asked; a line without an end
+                raise WorkerLost("The worker ended.", f"{error}.") from error
             raise
-
-
-def _exchange(child: Child, question: Mapping[str, Any] | None) -> bytes:
-    """Write a line, if there is one to write, and read one; what was read until the child's end, where it ended."""
-    if child.process.stdin is None or child.process.stdout is None:
-        return b""
-    if question is not None:
-        with contextlib.suppress(BrokenPipeError):
-            child.process.stdin.write(json.dumps(question).encode() + b"\n")
-            child.process.stdin.flush()
-    line = child.process.stdout.readline(LONGEST_ANSWER)
-    if not line.endswith(b"\n"):
-        child.process.stdout.close()
-    return line

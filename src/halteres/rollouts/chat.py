@@ -1,6 +1,6 @@
 """A chat as tokens: each prompt is the tokens before it, the action as it was sampled, and what is new.
 
-An action is never tokenised again as long as the template keeps it. Where the template rewrites what was said (it
+An action is never tokenised again as long as the template keeps it. Where the template rewrites an answer (it
 leaves out old thinking, say), the prompt is what the template makes of the whole chat.
 
     prompt   <|im_start|>user\\nGuess.<|im_end|>\\n<|im_start|>assistant\\n
@@ -46,28 +46,25 @@ class Chat:
             first = self.messages.pop(0) if messages and messages[0]["role"] == "system" else None
             words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
             self.messages.insert(0, {"role": "system", "content": words})
-        self._text = self._rendered()
+        self._text = self._tokenizer.render(self.messages, **self._extra)
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
     def go_on(self, action: Sequence[int], messages: Sequence[Message]) -> None:
         """Append the policy's answer, and these messages behind it."""
         ended = bool(action) and action[-1] in self._tokenizer.eos_token_ids
-        said = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
-        self.messages += [{"role": "assistant", "content": said}, *self._worded(messages)]
-        before, self._text = self._text, self._rendered()
-        new_text = _text_after(said, self._text[len(before) :]) if self._text.startswith(before) else None
+        answer = self._tokenizer.decode(action[:-1] if ended else action, skip_special_tokens=False)
+        self.messages += [{"role": "assistant", "content": answer}, *self._worded(messages)]
+        before, self._text = self._text, self._tokenizer.render(self.messages, **self._extra)
+        new_text = _text_after(answer, self._text[len(before) :]) if self._text.startswith(before) else None
         if new_text is None:
             self.prompt = tuple(self._tokenizer.encode(self._text))
             return
         context = self._tokenizer.encode(new_text)
-        self.prompt = (*self.prompt, *action, *(self._after_end(context) if ended else context))
-
-    def _after_end(self, context: list[int]) -> list[int]:
-        """Context that follows an end token, without the template's own, which is then its first word."""
-        ends = (place for place, token in enumerate(context) if token in self._tokenizer.eos_token_ids)
-        end = next(ends, None)
-        doubled = end is not None and not self._tokenizer.decode(context[:end], skip_special_tokens=False).strip()
-        return context[end + 1 :] if end is not None and doubled else context
+        if ended:  # the template's own end token, which is then the context's first word, is there already
+            end = next((i for i, token in enumerate(context) if token in self._tokenizer.eos_token_ids), None)
+            if end is not None and not self._tokenizer.decode(context[:end], skip_special_tokens=False).strip():
+                context = context[end + 1 :]
+        self.prompt = (*self.prompt, *action, *context)
 
     def _worded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         return [
@@ -77,23 +74,20 @@ class Chat:
             for message in messages
         ]
 
-    def _rendered(self) -> str:
-        return self._tokenizer.render(self.messages, **self._extra)
 
-
-def _text_after(said: str, text: str) -> str | None:
-    """What follows `said` in a text that begins with it; None where it begins with something else.
+def _text_after(answer: str, text: str) -> str | None:
+    """What follows `answer` in a text that begins with it; None where it begins with something else.
 
     >>> _text_after("5 ", " 5<end>")
     '<end>'
     """
-    if text.startswith(said):
-        return text[len(said) :]
+    if text.startswith(answer):
+        return text[len(answer) :]
     place = 0
-    for character in "".join(said.split()):
+    for character in "".join(answer.split()):
         while text[place : place + 1].isspace():
             place += 1
         if text[place : place + 1] != character:
             return None
         place += 1
-    return text[place:].removeprefix(said[len(said.rstrip()) :])
+    return text[place:].removeprefix(answer[len(answer.rstrip()) :])

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from halteres.errors import HalteresError, RolloutFailed, SamplerFailed, ScorerFailed
 from halteres.types import FailedRollout
@@ -17,7 +16,7 @@ from halteres.types import FailedRollout
 T = TypeVar("T")
 
 Round = Callable[[int, int], Awaitable[Sequence[T | FailedRollout]]]
-"""(rollouts wanted, attempt from 0) -> one outcome for each."""
+"""(number of rollouts, attempt from 0) -> one outcome for each."""
 
 
 class GroupFailed(RolloutFailed):
@@ -29,14 +28,6 @@ class GroupFailed(RolloutFailed):
         self.failures = tuple(failures)
         last = self.failures[-1].why if self.failures else "no rollout came back."
         super().__init__(f"A group of {size} could not be completed.", f"Last failure: {last}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members(Generic[T]):
-    """A complete group, and the attempts at it that failed."""
-
-    rollouts: tuple[T, ...]
-    failures: tuple[FailedRollout, ...]
 
 
 def as_data(failure: HalteresError) -> FailedRollout:
@@ -54,8 +45,9 @@ async def settle(attempt: Awaitable[T]) -> T | FailedRollout:
         return as_data(failure)
 
 
-async def complete(size: int, attempt: Round[T], retries: int) -> Members[T]:
-    """Run rounds until `size` rollouts succeeded: the first asks for all, each further one for what is missing.
+async def complete(size: int, attempt: Round[T], retries: int) -> tuple[list[T], list[FailedRollout]]:
+    """Run rounds until `size` rollouts succeeded: the first asks for all, each further one for what is missing; the
+    rollouts, and the attempts that failed.
 
     Raises:
         GroupFailed: rollouts were still missing after `retries` further rounds, or the sampler or a scorer gave up
@@ -74,5 +66,5 @@ async def complete(size: int, attempt: Round[T], retries: int) -> Members[T]:
         failures += (outcome for outcome in outcomes if isinstance(outcome, FailedRollout))
         rollouts += (outcome for outcome in outcomes if not isinstance(outcome, FailedRollout))
         if len(rollouts) >= size:
-            return Members(rollouts=tuple(rollouts), failures=tuple(failures))
+            return rollouts, failures
     raise GroupFailed(failures, size)

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeVar
 
 Split = Literal["train", "eval"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class Draw:
         return self._number(f"sample/{rollout}/{attempt}/{call}") >> 33
 
     def _number(self, purpose: str) -> int:
-        again = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
-        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{again}{purpose}"
+        life = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
+        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{life}{purpose}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
@@ -59,24 +61,25 @@ _seeds: ContextVar[Iterator[int] | None] = ContextVar("halteres_seeds", default=
 @contextmanager
 def rolling_out(draw: Draw) -> Iterator[None]:
     """Inside, this task and the tasks that it starts work on the item of `draw`."""
-    token = _draw.set(draw)
-    try:
-        with one_rollout(0, 0):
-            yield
-    finally:
-        _draw.reset(token)
+    with _within(_draw, draw), one_rollout(0, 0):
+        yield
 
 
 @contextmanager
 def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
     """Inside, sampling seeds are those of the item's `rollout`-th rollout at its `attempt`-th attempt."""
     draw = _draw.get()
-    seeds = None if draw is None else (draw.sampling_seed(rollout, attempt, call) for call in count())
-    token = _seeds.set(seeds)
+    with _within(_seeds, None if draw is None else (draw.sampling_seed(rollout, attempt, call) for call in count())):
+        yield
+
+
+@contextmanager
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _seeds.reset(token)
+        variable.reset(token)
 
 
 def pinned_version() -> int | None:

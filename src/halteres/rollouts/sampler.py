@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from halteres.clients.inference import Completion, InferenceClient, Sampling, ServerType
 from halteres.clients.retries import Retries
@@ -61,8 +62,7 @@ class Sampler:
         prompt = self.tokenizer.apply_chat_template(messages) if prompt is None else prompt
         if self.server_type == "sglang":
             return await self.sample(prompt, n, temperature=temperature)
-        sampling = self._sampling(len(prompt), temperature, None)
-        return await self._turns(prompt, lambda: self.client.chat(messages, sampling, n))
+        return await self._turns(prompt, partial(self.client.chat, messages), n, temperature)
 
     async def sample(
         self,
@@ -86,24 +86,30 @@ class Sampler:
                 f"Its server_type is '{self.server_type}'.",
                 "Use server_type sglang, or ask with messages.",
             )
-        sampling = self._sampling(len(prompt), temperature, max_new_tokens)
-        return await self._turns(prompt, lambda: self.client.generate(prompt, sampling, n))
+        return await self._turns(prompt, partial(self.client.generate, prompt), n, temperature, max_new_tokens)
 
     async def close(self) -> None:
         """Close the connections."""
         await self.client.close()
 
-    def _sampling(self, prompt_tokens: int, temperature: float | None, max_new_tokens: int | None) -> Sampling:
+    async def _turns(
+        self,
+        prompt: Sequence[int],
+        ask: Callable[[Sampling, int], Awaitable[tuple[Completion, ...]]],
+        n: int,
+        temperature: float | None,
+        max_new_tokens: int | None = None,
+    ) -> tuple[Turn, ...]:
         room = self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens
         if self.max_sequence > 0:
-            room = min(room, self.max_sequence - 1 - prompt_tokens)
+            room = min(room, self.max_sequence - 1 - len(prompt))
         if room < 1:
             raise ContextOverflow(
-                f"A prompt of {prompt_tokens} tokens leaves no room for an answer.",
+                f"A prompt of {len(prompt)} tokens leaves no room for an answer.",
                 f"max_token_length is {self.max_sequence}.",
                 "Raise max_token_length, or shorten the prompts.",
             )
-        return replace(
+        sampling = replace(
             self.defaults,
             max_new_tokens=room,
             temperature=self.defaults.temperature if temperature is None else temperature,
@@ -111,12 +117,9 @@ class Sampler:
             policy_version=pinned_version(),
         )
 
-    async def _turns(
-        self, prompt: Sequence[int], call: Callable[[], Awaitable[tuple[Completion, ...]]]
-    ) -> tuple[Turn, ...]:
         async def counted() -> tuple[Completion, ...]:
             try:
-                return await call()
+                return await ask(sampling, n)
             except ServerError:
                 self.num_failed_calls += 1
                 raise

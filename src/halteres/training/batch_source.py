@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from halteres.clients.trajectories import TrainerClient, TrainerRegistration
@@ -82,17 +82,18 @@ class Trajectories:
             try:
                 return await asyncio.to_thread(self._client.batch, version, deadline_s=self._slice_s)
             except NotReady as reason:
-                wait.check(await self._signs_of_life(), reason)
+                wait.check(*await self._signs_of_life(), reason)
         return None
 
-    async def _signs_of_life(self) -> SignsOfLife:
-        """What the server has seen of environments; nothing while it is away."""
+    async def _signs_of_life(self) -> tuple[int | None, bool]:
+        """How many groups ever arrived, and whether an environment was heard of within SEEN_S; nothing while the server
+        is away."""
         try:
             answer = await asyncio.to_thread(self._client.diagnostics)
         except NotReady:
-            return SignsOfLife()
+            return None, False
         ages = [e.get("last_seen_s", math.inf) for e in answer.get("environments", ()) if e.get("connected", True)]
-        return SignsOfLife(num_accepted=answer.get("groups_accepted"), alive=min(ages, default=math.inf) <= SEEN_S)
+        return answer.get("groups_accepted"), min(ages, default=math.inf) <= SEEN_S
 
 
 def check_source(batch: Batch, registration: TrainerRegistration) -> None:
@@ -110,14 +111,6 @@ def check_source(batch: Batch, registration: TrainerRegistration) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignsOfLife:
-    """Of environments."""
-
-    num_accepted: int | None = None  # groups that ever arrived
-    alive: bool = False  # one was heard of within SEEN_S
-
-
 class BatchWait:
     """How long to wait for a batch while nothing arrives."""
 
@@ -126,13 +119,13 @@ class BatchWait:
         self._sign = self._group = clock()
         self._accepted = 0
 
-    def check(self, signs: SignsOfLife, reason: NotReady) -> None:
+    def check(self, num_accepted: int | None, is_alive: bool, reason: NotReady) -> None:
         """Another wait was in vain; a new group begins the time anew, a living environment too, up to GROUP_S.
         NoExperience where it is over."""
         now = self._clock()
-        if signs.num_accepted is not None and signs.num_accepted != self._accepted:
-            self._accepted, self._group = signs.num_accepted, now
-        if signs.alive or self._group == now:
+        if num_accepted not in (None, self._accepted):
+            self._accepted, self._group = num_accepted, now
+        if is_alive or self._group == now:
             self._sign = now
         if now - self._sign < self._patience_s and now - self._group < GROUP_S:
             return

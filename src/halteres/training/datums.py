@@ -19,7 +19,7 @@ from halteres.losses import SEQUENCE_RATIO_MASK, LossKind
 from halteres.training.turns import FloatArray, Turns, action_mask
 from halteres.types import CONTEXT_LOGPROB, MASKED, Batch, Group
 
-MEND = "Mend the environment, then resume from the last checkpoint."
+FIX = "Mend the environment, then resume from the last checkpoint."
 
 Row = NDArray[np.float32]
 
@@ -59,7 +59,7 @@ class Example:
 class Examples:
     """A batch ready for training, and what was left out of it."""
 
-    kept: tuple[Example, ...]
+    useful: tuple[Example, ...]
     too_long: int  # sequences longer than the trainer takes
     without_signal: int  # sequences that can move no weight
 
@@ -100,17 +100,14 @@ def to_examples(
         max_length: longest sequence in tokens; longer ones are left out and counted.
         loss: what reads them, with its settings.
     """
-    fitting = [
-        (sequence, advantages_T)
+    examples = [
+        replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
         for sequence, advantages_T in zip(sequences, advantages_S, strict=True)
         if len(sequence.tokens_N) < max_length
     ]
-    examples = [
-        replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
-        for sequence, advantages_T in fitting
-    ]
-    kept = tuple(example for example in examples if example.moves(loss, config))
-    return Examples(kept=kept, too_long=len(sequences) - len(fitting), without_signal=len(fitting) - len(kept))
+    useful = tuple(example for example in examples if example.moves(loss, config))
+    too_long, without_signal = len(sequences) - len(examples), len(examples) - len(useful)
+    return Examples(useful=useful, too_long=too_long, without_signal=without_signal)
 
 
 def spread(
@@ -183,28 +180,25 @@ def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
             "or train with trainer.loss cross_entropy, which needs none.",
         )
     for i, (tokens, logprobs) in enumerate(zip(group.tokens, group.logprobs, strict=True)):
+        which = f"Sequence {i} of group {index}"
         if len(tokens) != len(logprobs) or not np.isfinite(logprobs).all():
             raise InvalidData(
-                f"Sequence {i} of group {index} has {len(tokens)} tokens and {len(logprobs)} log-probabilities, "
-                "or one of them is not finite.",
+                f"{which} has {len(tokens)} tokens and {len(logprobs)} log-probabilities, or one is not finite.",
                 "They must be aligned, one finite number per token (1.0 on context).",
-                MEND,
+                FIX,
             )
-        if group.masks:
-            _check_mask(tokens, group.masks[i], logprobs, f"Sequence {i} of group {index}")
-
-
-def _check_mask(tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float], which: str) -> None:
-    """The mask is told twice; where the two differ, prompts might be trained on."""
-    if len(masks) != len(tokens):
-        raise InvalidData(
-            f"{which} has {len(tokens)} tokens and {len(masks)} masks.", "They must be aligned, one per token.", MEND
-        )
-    differ_T = (np.asarray(masks) == MASKED) != (np.asarray(logprobs) == CONTEXT_LOGPROB)
-    if differ_T.any():
-        at = int(np.flatnonzero(differ_T)[0])
-        raise InvalidData(
-            f"{which} has mask {masks[at]} and log-probability {logprobs[at]:g} at token {at}.",
-            f"A context token has mask {MASKED} and log-probability {CONTEXT_LOGPROB}, a sampled token neither.",
-            MEND,
-        )
+        if not group.masks:
+            continue
+        masks = group.masks[i]
+        if len(masks) != len(tokens):
+            what = f"{which} has {len(tokens)} tokens and {len(masks)} masks."
+            raise InvalidData(what, "They must be aligned, one per token.", FIX)
+        # The mask is told twice; where the two differ, prompts might be trained on.
+        differ_T = (np.asarray(masks) == MASKED) != (np.asarray(logprobs) == CONTEXT_LOGPROB)
+        if differ_T.any():
+            at = int(np.flatnonzero(differ_T)[0])
+            raise InvalidData(
+                f"{which} has mask {masks[at]} and log-probability {logprobs[at]:g} at token {at}.",
+                f"A context token has mask {MASKED} and log-probability {CONTEXT_LOGPROB}, a sampled token neither.",
+                FIX,
+            )

@@ -1,22 +1,10 @@
-"""How training can fail; a failure ends the process with its sentence (`__main__`).
-
-HalteresError
-├── LossNotFinite     the loss or a log-probability is NaN or infinite
-├── RequestRefused    the training service refused a request, and says what is wrong with it
-├── NoExperience      no batch came within the deadline
-├── BatchNotOurs      a batch of another size, or of another run
-├── ServiceFailed     the training service failed or did not answer
-├── VersionsDiffer    trainer and service count optimiser steps differently
-└── StopTimedOut      a signal asked for an end, and the final checkpoint took too long
-"""
+"""How training can fail; a failure ends the process with its sentence (`__main__`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from halteres.errors import HalteresError, UserError
-
-LOOK = "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
 
 
 class LossNotFinite(HalteresError):
@@ -48,8 +36,9 @@ class ServiceFailed(HalteresError):
 
     code = "service_failed"
 
-    def __init__(self, what: str, why: str = "", next: str = LOOK, **details: Any) -> None:
-        super().__init__(what, why, next, **details)
+    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
+        look = "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
+        super().__init__(what, why, next or look, **details)
 
 
 class VersionsDiffer(HalteresError):

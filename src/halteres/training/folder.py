@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.observe.metrics import read_rows
+
+T = TypeVar("T")
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,42 +38,23 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     resume_from: ResumePoint | None = None
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """How the service finds the policy of a run."""
+        return {"halteres_run": self.run_id}
 
-@dataclass(frozen=True, slots=True)
+
 class RunFolder:
     """Paths inside one run directory."""
 
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        """metrics.jsonl: a row per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """events.jsonl: what happened, in order."""
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """checkpoints.jsonl: what can be resumed, sampled, evaluated."""
-        return self.path / "checkpoints.jsonl"
-
-    @property
-    def stop(self) -> Path:
-        """control/stop.json: somebody asks for an end."""
-        return self.path / "control" / "stop.json"
-
-    @property
-    def ready(self) -> Path:
-        """control/trainer.ready: exists once environments can sample the policy."""
-        return self.path / "control" / "trainer.ready"
-
-    @property
-    def failure(self) -> Path:
-        """control/failure.json: why a process of the run ended, in its own words."""
-        return self.path / "control" / "failure.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"  # a row per step
+        self.events = path / "events.jsonl"  # what happened, in order
+        self.checkpoints = path / "checkpoints.jsonl"  # what can be resumed, sampled, evaluated
+        self.stop = path / "control" / "stop.json"  # somebody asks for an end
+        self.ready = path / "control" / "trainer.ready"  # exists once environments can sample the policy
+        self.failure = path / "control" / "failure.json"  # why a process of the run ended, in its own words
 
     def version_at(self, point: ResumePoint) -> int:
         """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""
@@ -79,29 +63,22 @@ class RunFolder:
 
     def settings(self) -> Settings:
         """What to train, from settings.json."""
-        try:
-            return Settings.model_validate_json(_read(self.path / "settings.json"))
-        except ValidationError as error:
-            raise _unusable(self.path / "settings.json", error.errors()[0]["msg"]) from error
+        return self._read("settings.json", Settings.model_validate_json)
 
     def wiring(self) -> Wiring:
         """Where the other processes are, from wiring.json."""
+        return self._read("wiring.json", lambda content: msgspec.json.decode(content, type=Wiring))
+
+    def _read(self, name: str, read: Callable[[bytes], T]) -> T:
+        file = self.path / name
         try:
-            return msgspec.json.decode(_read(self.path / "wiring.json"), type=Wiring)
-        except msgspec.DecodeError as error:
-            raise _unusable(self.path / "wiring.json", str(error)) from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise NotFound(
-            f"{file} cannot be read.",
-            f"{error.strerror}.",
-            "Give --run the directory of a run that `halteres train` made.",
-        ) from error
-
-
-def _unusable(file: Path, why: str) -> InvalidConfig:
-    return InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.")
+            return read(file.read_bytes())
+        except OSError as error:
+            raise NotFound(
+                f"{file} cannot be read.",
+                f"{error.strerror}.",
+                "Give --run the directory of a run that `halteres train` made.",
+            ) from error
+        except (ValidationError, msgspec.DecodeError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]
     Source: estimators k1 and k2 of Schulman, "Approximating KL divergence"; names as in tinker-cookbook.
     """
     pairs = list(zip(examples, trained, strict=True))
-    reference, training = _actions(pairs)
-    own_reference, own_training = _actions((e, t) for e, t in pairs if e.versions == (version, version))
+    reference, training = _of_actions(pairs)
+    own_reference, own_training = _of_actions([(e, t) for e, t in pairs if e.versions == (version, version)])
     return {
         **_moments(reference, ""),
         **_moments(training, "_training"),
@@ -40,15 +40,13 @@ def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]
     }
 
 
-def _actions(
-    pairs: Iterable[tuple[Example, NDArray[np.float32]]],
+def _of_actions(
+    pairs: Sequence[tuple[Example, NDArray[np.float32]]],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    pairs = list(pairs)
-    if not pairs:
-        return np.empty(0), np.empty(0)
-    reference = np.concatenate([example.logprobs_N[example.actions_N] for example, _ in pairs])
-    training = np.concatenate([logprobs_N[example.actions_N] for example, logprobs_N in pairs])
-    return reference.astype(np.float64), training.astype(np.float64)
+    reference = [example.logprobs_N[example.actions_N] for example, _ in pairs]
+    training = [logprobs_N[example.actions_N] for example, logprobs_N in pairs]
+    empty = [np.empty(0)]  # of no pairs
+    return np.concatenate(reference or empty).astype(np.float64), np.concatenate(training or empty).astype(np.float64)
 
 
 def _moments(logprobs: NDArray[np.float64], suffix: str) -> Metrics:

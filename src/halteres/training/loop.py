@@ -12,9 +12,8 @@ from halteres.config.settings import Settings, TrainerSettings
 from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
 from halteres.training.failures import LossNotFinite
-from halteres.training.learner import Learner, Pass
 from halteres.training.objective import Objective
-from halteres.training.policy import learning_rate, minibatches
+from halteres.training.policy import Pass, Policy, learning_rate, minibatches
 from halteres.training.report import Report, Step, Timer
 from halteres.training.stopping import StopReason
 
@@ -22,7 +21,7 @@ BASELINE = "step-000000"
 FINAL = "final"
 
 
-async def train(policy: Learner, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0) -> int:
+async def train(policy: Policy, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0) -> int:
     """Train from step `done` to `trainer.total_steps`, or until an end is asked for; answers the last step."""
     config, timer = settings.trainer, Timer()
     objective = Objective(config, policy)
@@ -32,7 +31,7 @@ async def train(policy: Learner, trajectories: Trajectories, report: Report, set
         training_batch = await objective.training_batch(batch)
         passes = [
             await learn(policy, examples, rate, report, step)
-            for examples in minibatches(training_batch.examples.kept, config, settings.run.seed, step)
+            for examples in minibatches(training_batch.examples.useful, config, settings.run.seed, step)
         ]
         timer.lap("train")
         await policy.publish()
@@ -64,7 +63,7 @@ def checkpoint_due(step: int, config: TrainerSettings) -> bool:
 
 
 async def learn(
-    policy: Learner, examples: Sequence[Example], rate: float, report: Report, step: int
+    policy: Policy, examples: Sequence[Example], rate: float, report: Report, step: int
 ) -> tuple[Sequence[Example], Pass]:
     """One optimiser step. Without examples none is taken: Adam's momentum alone must not move weights."""
     passed = policy.forward_backward(examples)
@@ -78,15 +77,15 @@ async def learn(
     return examples, outcome
 
 
-async def open_to_environments(policy: Learner, report: Report, *, fresh: bool) -> None:
+async def open_to_environments(policy: Policy, report: Report, *, fresh: bool) -> None:
     """Publish the first version; a fresh run keeps it by name, for the evaluation before training."""
     await policy.publish()
     if fresh:
-        report.checkpoint(await policy.save_baseline(BASELINE))
+        report.checkpoint(await policy.save(BASELINE, 0, with_state=False))
     report.ready()
 
 
-async def keep(policy: Learner, report: Report) -> None:
+async def keep(policy: Policy, report: Report) -> None:
     """A checkpoint of steps that are in none yet."""
     if (step := report.unsaved_step) is not None:
         report.checkpoint(await policy.save(checkpoint_name(step), step))
@@ -97,6 +96,6 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-async def close(policy: Learner, report: Report, step: int, why: str, reason: StopReason | None = None) -> None:
+async def close(policy: Policy, report: Report, step: int, why: str, reason: StopReason | None = None) -> None:
     """Write the final weights: a run has ended well only once they exist. `reason`: of an early end."""
     report.checkpoint(await policy.save(FINAL, step), final=True, why=why, reason=reason)

@@ -18,8 +18,8 @@ from halteres.config.settings import TrainerSettings
 from halteres.errors import InvalidData
 from halteres.losses import find_kind
 from halteres.training.advantages import estimate
-from halteres.training.datums import MEND, Example, Examples, spread, to_examples, to_sequences
-from halteres.training.learner import Learner
+from halteres.training.datums import FIX, Example, Examples, spread, to_examples, to_sequences
+from halteres.training.policy import Policy
 from halteres.training.turns import FloatArray, Turns, paid_in_full, state_differences, turns_of
 from halteres.types import Batch
 
@@ -40,7 +40,7 @@ class TrainingBatch:
 class Objective:
     """What a run maximises."""
 
-    def __init__(self, config: TrainerSettings, policy: Learner) -> None:
+    def __init__(self, config: TrainerSettings, policy: Policy) -> None:
         self._config, self._policy = config, policy
         self._loss = find_kind(config.loss)
 
@@ -63,14 +63,20 @@ class Objective:
             advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
             advantages_K = np.array([float(advantages_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
         else:
-            paid = _penalised(turns, penalties_S) if penalties_S and config.kl_in == "reward" else turns
+            paid = turns
+            if penalties_S and config.kl_in == "reward":  # rewards and scores less the penalty of each turn's tokens
+                penalty_K = np.array([float(penalties_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
+                penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
+                paid = replace(turns, rewards_K=turns.rewards_K - penalty_K, scores_E=turns.scores_E - penalty_E)
             advantages_K = estimate(paid, config.advantage, config.gamma)
             advantages_S = spread(turns, advantages_K, sequences, config.weighting)
         if penalties_S and config.kl_in == "loss":
-            advantages_S = tuple(
-                advantages_T - penalty_T for advantages_T, penalty_T in zip(advantages_S, penalties_S, strict=True)
-            )
+            advantages_S = tuple(a_T - penalty_T for a_T, penalty_T in zip(advantages_S, penalties_S, strict=True))
         advantages_S = tuple(a_T * w_T for a_T, w_T in zip(advantages_S, importance_S, strict=True))
+        num_tokens = sum(int(sequence.actions_N.sum()) for sequence in sequences)
+        kl_reference = None
+        if penalties_S and num_tokens:
+            kl_reference = float(sum(penalty_T.sum() for penalty_T in penalties_S)) / config.kl_coef / num_tokens
         asks_policy = config.reference != "environment"
         referred = [s.masked() if asks_policy and not self._fits(s) else s for s in sequences]  # no reference was asked
         return TrainingBatch(
@@ -80,7 +86,7 @@ class Objective:
             examples=to_examples(
                 sequences, advantages_S, config.max_token_trainer_length, self._loss, config.loss_config
             ),
-            kl_reference=_mean_penalty(penalties_S, sequences, config.kl_coef),
+            kl_reference=kl_reference,
             implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, referred, config.kl_coef),
             corrected=corrected,
         )
@@ -96,9 +102,9 @@ class Objective:
         if config.reference == "environment":
             reference_S = [row_T[1:] for row_T in _own_rows(batch, "ref_logprobs", "trainer.reference")]
         else:
-            fitting = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
-            found = await self._policy.reference([sequences[i] for i in fitting]) if fitting else ()
-            rows = dict(zip(fitting, found, strict=True))
+            short = [i for i, sequence in enumerate(sequences) if self._fits(sequence)]
+            found = await self._policy.reference([sequences[i] for i in short]) if short else ()
+            rows = dict(zip(short, found, strict=True))
             reference_S = [rows.get(i, sequence.logprobs_N) for i, sequence in enumerate(sequences)]
         return tuple(
             np.concatenate([[0.0], np.where(s.actions_N, config.kl_coef * (s.logprobs_N - reference_N), 0.0)])
@@ -142,13 +148,6 @@ class Objective:
         return len(sequence.tokens_N) < self._config.max_token_trainer_length
 
 
-def _penalised(turns: Turns, penalties_S: Sequence[FloatArray]) -> Turns:
-    """Rewards and scores less the penalty of each turn's tokens."""
-    penalty_K = np.array([float(penalties_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
-    penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
-    return replace(turns, rewards_K=turns.rewards_K - penalty_K, scores_E=turns.scores_E - penalty_E)
-
-
 def _own_rows(batch: Batch, name: Literal["advantages", "ref_logprobs"], setting: str) -> list[FloatArray]:
     """The environments' own numbers per token, S x T; `setting`: what asks for them."""
     rows: list[FloatArray] = []
@@ -158,17 +157,10 @@ def _own_rows(batch: Batch, name: Literal["advantages", "ref_logprobs"], setting
             raise InvalidData(
                 f"Group {index} of the batch has no {name} of its own, or one is not finite.",
                 f"{setting} is 'environment'.",
-                f"Let the environment send one number per token, or set {setting} to another value. {MEND}",
+                f"Let the environment send one number per token, or set {setting} to another value. {FIX}",
             )
         rows += (np.asarray(row, dtype=np.float64) for row in own)
     return rows
-
-
-def _mean_penalty(penalties_S: Sequence[FloatArray], sequences: Sequence[Example], kl_coef: float) -> float | None:
-    num_tokens = sum(int(sequence.actions_N.sum()) for sequence in sequences)
-    if not penalties_S or not num_tokens:
-        return None
-    return float(sum(penalty_T.sum() for penalty_T in penalties_S)) / kl_coef / num_tokens
 
 
 def _implicit_reward_gap(

@@ -1,6 +1,7 @@
 """The policy: the model being trained, behind the Tinker SDK, and the count of its optimiser steps.
 
-The SDK is imported inside functions: it is heavy, and torch stays out.
+A call is sent at once and awaited later, so that the next one can be sent meanwhile. The SDK is imported inside
+functions: it is heavy, and torch stays out.
 """
 
 from __future__ import annotations
@@ -8,24 +9,91 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from halteres.clients.json_client import Refused, get_json
 from halteres.config.settings import TrainerSettings
-from halteres.errors import NotReady, boundary
+from halteres.errors import HalteresError, NotReady, boundary, failed_future
 from halteres.losses import LossKind, find_kind
 from halteres.training.datums import Example, Row
-from halteres.training.failures import LossNotFinite, ServiceFailed, VersionsDiffer
+from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
 from halteres.training.folder import Wiring
-from halteres.training.learner import Checkpoint, Pass, SentCall
 
 if TYPE_CHECKING:
     import tinker
+
+T = TypeVar("T")
+
+CALL_S = 1800.0  # deadline of any one call: a pass over a large model takes long; for ever it must not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a forward-backward pass answered."""
+
+    loss: float  # summed over tokens
+    logprobs: tuple[Row, ...]  # per example, N: of its targets, before the step
+    clipped: float | None = None  # tokens whose ratio the loss clipped; None of a loss or a service that does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A named checkpoint."""
+
+    name: str
+    step: int
+    version: int
+    state_path: str | None  # weights and optimiser; None where only sampler weights were written
+    sampler_path: str
+
+
+class SentCall(Generic[T]):
+    """A call already sent to the service, to be awaited later."""
+
+    def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T] = lambda answer: answer) -> None:
+        self._call, self._name, self._read = call, name, read
+
+    def __await__(self) -> Generator[Any, None, T]:
+        async def redeemed() -> T:
+            try:
+                async with asyncio.timeout(CALL_S):
+                    answer = await self._call
+            except HalteresError:
+                raise
+            except TimeoutError as error:
+                why = f"The training service did not answer {self._name} within {CALL_S:.0f} s."
+                raise ServiceFailed(why) from error
+            except Exception as error:
+                raise _as_ours(error, self._name) from error
+            return self._read(answer)
+
+        return redeemed().__await__()
+
+
+_SERVICE_SENTENCE = re.compile(r"Request failed: (.*) for self\.request_id=", re.DOTALL)
+"""tinker 0.38 puts the service's sentence between its own words."""
+
+
+def _as_ours(error: Exception, call: str) -> HalteresError:
+    """What the SDK raised, as an error of ours, with the service's own sentence where there is one."""
+    category = getattr(error, "category", None)  # of a RequestFailedError
+    if category is None:
+        return ServiceFailed(f"The training service's {call} raised {type(error).__name__}: {error}.")
+    inside = _SERVICE_SENTENCE.search(str(error))
+    code, sentence = failed_future(inside[1] if inside else str(error))
+    if category != "user":
+        return ServiceFailed(f"The training service failed at {call}: {sentence}")
+    if code == LossNotFinite.code:
+        return LossNotFinite(sentence, next="Resume from the last checkpoint with a lower trainer.learning_rate.")
+    return RequestRefused(f"The training service refused {call}: {sentence}")
+
 
 ANY_KEY = "tml-local"  # the SDK refuses to start without a key of this shape; a service on this machine asks for none
 VERSION_METRIC = "policy_version:max"  # of an optimiser step: the service's own count
@@ -37,7 +105,11 @@ UP_S = 120.0  # for the service to load its model
 
 
 class Policy:
-    """One LoRA adapter in training: the `Learner` of a run. Make it with `create` or `resume`."""
+    """One LoRA adapter in training. Make it with `create` or `resume`. What answers a SentCall has sent its request."""
+
+    version: int  # optimiser steps taken so far
+    tempered: bool  # sampled log-probabilities are those of the sampling temperature, which is not 1
+    update_norm: float | None = None  # of what the adapter adds, relative to the base weights; None: nobody has said
 
     def __init__(
         self,
@@ -48,9 +120,8 @@ class Policy:
         version: int,
     ) -> None:
         self._service, self._client, self._wiring = service, client, wiring
-        self._settings, self._version = settings, version
+        self._settings, self.version, self.tempered = settings, version, wiring.tempered
         self._reference: tinker.TrainingClient | None = None
-        self._update_norm: float | None = None
 
     @classmethod
     async def create(cls, wiring: Wiring, settings: TrainerSettings, seed: int) -> Policy:
@@ -61,33 +132,18 @@ class Policy:
         """
         service = await _connect(wiring)
         call = service.create_lora_training_client(
-            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=_metadata(wiring)
+            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=wiring.metadata
         )
-        client = await SentCall(call, "create_model", _same)
+        client = await SentCall[Any](call, "create_model")
         return cls(service, client, wiring, settings, version=0)
 
     @classmethod
     async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
-        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=_metadata(wiring))
-        client = await SentCall(call, "load_weights", _same)
+        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=wiring.metadata)
+        client = await SentCall[Any](call, "load_weights")
         return cls(service, client, wiring, settings, version)
-
-    @property
-    def version(self) -> int:
-        """Optimiser steps taken so far."""
-        return self._version
-
-    @property
-    def tempered(self) -> bool:
-        """Sampled log-probabilities are those of the sampling temperature, which is not 1."""
-        return self._wiring.tempered
-
-    @property
-    def update_norm(self) -> float | None:
-        """How far the weights are from the base model's, as the service said of the last step."""
-        return self._update_norm
 
     def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
         """Accumulate the gradient of the loss summed over tokens.
@@ -105,14 +161,15 @@ class Policy:
 
     def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is 0."""
-        return SentCall(self._of_reference(examples), "forward", _rows)
 
-    async def _of_reference(self, examples: Sequence[Example]) -> Any:
-        reference = self._reference
-        if reference is None:
-            call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
-            reference = self._reference = await SentCall[Any](call, "create_model", _same)
-        return await _forward(reference, examples)
+        async def forward() -> Any:
+            reference = self._reference
+            if reference is None:
+                call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
+                reference = self._reference = await SentCall[Any](call, "create_model")
+            return await _forward(reference, examples)
+
+        return SentCall(forward(), "forward", _rows)
 
     def optim_step(self, learning_rate: float) -> SentCall[int]:
         """One Adam step with what was accumulated; answers the new policy version."""
@@ -125,62 +182,67 @@ class Policy:
             eps=self._settings.adam_eps,
             grad_clip_norm=self._settings.grad_clip_norm,
         )
-        return SentCall(self._client.optim_step(adam), "optim_step", self._count)
+
+        def count(stepped: tinker.OptimStepResponse) -> int:
+            metrics = stepped.metrics or {}
+            self.version += 1
+            self.update_norm = metrics.get(UPDATE_METRIC)
+            counted = metrics.get(VERSION_METRIC)  # a service that is not ours says none
+            if counted not in (None, self.version):
+                raise VersionsDiffer(
+                    f"The service has taken {counted:.0f} optimiser steps, the trainer counts {self.version}.",
+                    "Staleness, and which tokens are compared, would be judged by a wrong policy version.",
+                    "Resume from the last checkpoint, with the checkpoints.jsonl that was written beside it.",
+                )
+            return self.version
+
+        return SentCall(self._client.optim_step(adam), "optim_step", count)
 
     async def publish(self) -> None:
         """Make the present weights the ones that environments sample. Nothing is written to disk."""
-        await SentCall(self._client.save_weights_and_get_sampling_client(), "publish", lambda _: None)
+        await SentCall[Any](self._client.save_weights_and_get_sampling_client(), "publish")
 
-    async def save(self, name: str, step: int) -> Checkpoint:
-        """A named checkpoint: state to resume from, weights to sample from."""
-        state = SentCall(self._client.save_state(name), "save_state", _path)
-        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
+    async def save(self, name: str, step: int, *, with_state: bool = True) -> Checkpoint:
+        """A named checkpoint: weights to sample from and, with the optimiser's, state to resume from."""
+        state = SentCall[Any](self._client.save_state(name), "save_state") if with_state else None
+        sampler = SentCall[Any](self._client.save_weights_for_sampler(name), "save_weights_for_sampler")
         return Checkpoint(
-            name=name, step=step, version=self._version, state_path=await state, sampler_path=await sampler
+            name=name,
+            step=step,
+            version=self.version,
+            state_path=(await state).path if state else None,
+            sampler_path=(await sampler).path,
         )
-
-    async def save_baseline(self, name: str) -> Checkpoint:
-        """Named sampler weights alone: what the evaluation before training samples."""
-        sampler = SentCall(self._client.save_weights_for_sampler(name), "save_weights_for_sampler", _path)
-        return Checkpoint(name=name, step=0, version=self._version, state_path=None, sampler_path=await sampler)
-
-    def _count(self, stepped: tinker.OptimStepResponse) -> int:
-        self._version += 1
-        self._update_norm = (stepped.metrics or {}).get(UPDATE_METRIC)
-        told = (stepped.metrics or {}).get(VERSION_METRIC)  # a service that is not ours tells none
-        if told is not None and told != self._version:
-            raise VersionsDiffer(
-                f"The service has taken {told:.0f} optimiser steps, the trainer counts {self._version}.",
-                "Staleness, and which tokens are compared, would be judged by a wrong policy version.",
-                "Resume from the last checkpoint, with the checkpoints.jsonl that was written beside it.",
-            )
-        return self._version
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:
     """Open a session. It is never finished explicitly: the final evaluation still samples its checkpoints."""
+    deadline = time.monotonic() + UP_S
+    while True:  # the SDK would wait for the service too, but with pauses of seconds
+        try:
+            await asyncio.to_thread(get_json, f"{wiring.service_url.rstrip('/')}/api/v1/healthz", 5)
+            break
+        except (NotReady, Refused) as error:
+            if time.monotonic() > deadline:
+                raise NotReady(
+                    f"The training service at {wiring.service_url} is not ready after {UP_S:.0f} s.",
+                    next="Look into logs/service.log and logs/engine.log.",
+                ) from error
+        await asyncio.sleep(0.05)
 
     def opened() -> tinker.ServiceClient:
         import tinker
 
         with boundary(ServiceFailed, "Opening a session at the training service"):
             service = tinker.ServiceClient(
-                user_metadata=_metadata(wiring), base_url=wiring.service_url, api_key=wiring.api_key or ANY_KEY
+                user_metadata=wiring.metadata,
+                base_url=wiring.service_url,
+                api_key=wiring.api_key or ANY_KEY,
             )
             service.holder.get_session_id()
             return service
 
-    await _until_up(wiring.service_url)
     return await asyncio.to_thread(opened)
-
-
-def _metadata(wiring: Wiring) -> dict[str, str]:
-    """How the service finds the policy of a run."""
-    return {"halteres_run": wiring.run_id}
-
-
-def _same(answer: Any) -> Any:
-    return answer
 
 
 def _datum(example: Example, loss: LossKind) -> tinker.Datum:
@@ -212,26 +274,6 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
 
 def _rows(answer: tinker.ForwardBackwardOutput) -> tuple[Row, ...]:
     return tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
-
-
-def _path(answer: Any) -> str:
-    return str(answer.path)
-
-
-async def _until_up(url: str) -> None:
-    """Wait for the service. The SDK would too, but with pauses of seconds."""
-    deadline = time.monotonic() + UP_S
-    while True:
-        try:
-            await asyncio.to_thread(get_json, f"{url.rstrip('/')}/api/v1/healthz", 5)
-            return
-        except (NotReady, Refused) as error:
-            if time.monotonic() > deadline:
-                raise NotReady(
-                    f"The training service at {url} is not ready after {UP_S:.0f} s.",
-                    next="Look into logs/service.log and logs/engine.log.",
-                ) from error
-        await asyncio.sleep(0.05)
 
 
 def learning_rate(config: TrainerSettings, step: int) -> float:

@@ -21,8 +21,8 @@ from halteres.text import Tokenizer
 from halteres.training import logprob_mismatch
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder
-from halteres.training.learner import Checkpoint, Pass
 from halteres.training.objective import TrainingBatch
+from halteres.training.policy import Checkpoint, Pass
 from halteres.training.stopping import StopReason
 from halteres.training.turns import FloatArray, Turns
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
@@ -67,20 +67,18 @@ class Rollouts:
     def _line(self, group: Group) -> dict[str, Any]:
         actions = [[place for place, one in enumerate(row) if one != CONTEXT_LOGPROB] for row in group.logprobs]
         prompt = group.tokens[0][: actions[0][0]] if actions[0] else group.tokens[0]
+        completions: list[dict[str, Any]] = []
+        for row, places, score in zip(group.tokens, actions, group.scores, strict=True):
+            tokens = [row[place] for place in places]
+            finish = "stop" if tokens and tokens[-1] in self.tokenizer.eos_token_ids else "length"
+            text = self.tokenizer.decode(tokens)
+            completions.append({"text": text, "score": score, "tokens": len(tokens), "finish": finish})
         return {
-            "item": None,  # what the environment was asked is not part of a group
+            "item": None,  # what the environment was given is not part of a group
             "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
-            "completions": [
-                self._completion([tokens[place] for place in places], score)
-                for tokens, places, score in zip(group.tokens, actions, group.scores, strict=True)
-            ],
+            "completions": completions,
             "failures": [],
         }
-
-    def _completion(self, tokens: Sequence[int], score: float) -> dict[str, Any]:
-        ended = bool(tokens) and tokens[-1] in self.tokenizer.eos_token_ids
-        finish = "stop" if ended else "length"
-        return {"text": self.tokenizer.decode(tokens), "score": score, "tokens": len(tokens), "finish": finish}
 
 
 class Timer:
@@ -92,9 +90,8 @@ class Timer:
 
     def lap(self, name: str) -> None:
         """The phase that ends now."""
-        now = self._clock()
-        self._laps[name] = now - self._last
-        self._last = now
+        before, self._last = self._last, self._clock()
+        self._laps[name] = self._last - before
 
     def take(self) -> dict[str, float]:
         """The laps since the last take, and their sum as "step"."""
@@ -140,12 +137,12 @@ class Report:
                 "corrects every token's probability. They differ rightly from the trainer's, and are not compared.",
                 temperature,
             )
-            return
-        evidence = (
-            f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
-            "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
-        )
-        self._notice("temperature", done, evidence)
+        else:
+            evidence = (
+                f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
+                "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+            )
+            self._notice("temperature", done, evidence)
 
     def step(self, step: Step) -> None:
         """One step is done."""
@@ -182,29 +179,27 @@ class Report:
         self._notice("nan_loss", step, evidence)
 
     def _notice_unused(self, step: Step) -> None:
-        """What groups say of themselves that training passes over."""
+        """What groups say of themselves that training passes over, once each."""
         groups = step.batch.groups
         if not step.training_batch.uses_own_advantages and (own := sum(bool(group.advantages) for group in groups)):
             evidence = (
                 f"{own} of {len(groups)} groups of the batch carry advantages of their own, which are not used: "
                 "trainer.advantage makes them of scores and rewards. With 'environment' theirs are trained on."
             )
-            self._notice_once("own_advantages", step.number, evidence)
+            self._notice("own_advantages", step.number, evidence, once=True)
         if cut := sum(group.is_truncated for group in groups):
             evidence = (
                 f"{cut} of {len(groups)} groups of the batch were sampled with top_p, top_k or min_p, as their "
                 "generation_params say: tokens outside were never tried, the log-probabilities are of all tokens, and "
                 "no ratio corrects that; the gradient is biased."
             )
-            remedy = "Let the environment sample with top_p 1, top_k -1 and min_p 0."
-            self._notice_once("truncated_sampling", step.number, evidence, remedy=remedy)
+            fix = "Let the environment sample with top_p 1, top_k -1 and min_p 0."
+            self._notice("truncated_sampling", step.number, evidence, once=True, remedy=fix)
 
-    def _notice_once(self, rule: str, step: int, evidence: str, **more: str) -> None:
-        if rule not in self._noticed:
-            self._noticed.add(rule)
-            self._notice(rule, step, evidence, **more)
-
-    def _notice(self, rule: str, step: int, evidence: str, **more: str) -> None:
+    def _notice(self, rule: str, step: int, evidence: str, *, once: bool = False, **more: str) -> None:
+        if once and rule in self._noticed:
+            return
+        self._noticed.add(rule)
         logger.warning("%s: %s", rule, evidence)
         self._event("notice", rule=rule, step=step, evidence=evidence, **more)
 
@@ -219,45 +214,40 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         step: the step.
         success_threshold: a score above it is a success.
     """
+    batch, training_batch, passes = step.batch, step.training_batch, step.passes
+    turns, advantages_K, examples = training_batch.turns, training_batch.advantages_K, training_batch.examples
+    num_trained = max(1, sum(int(example.actions_N.sum()) for trained, _ in passes for example in trained))
+    loss = sum(passed.loss for _, passed in passes) if passes else None
+    clipped = [passed.clipped for _, passed in passes if passed.clipped is not None]
+    scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
+    silent = [not advantages_K[group_K == group].any() for group in np.unique(turns.group_E)]
+    lags = [step.version - oldest for group in batch.groups for oldest, _ in group.versions]
+    sampled = sampled_logprobs(batch)
+    entropy = -float(sampled.mean()) if sampled.size else None
     # Later passes start from weights that sampled nothing: the first one shows whether sampler and trainer agree.
-    examples, first = step.passes[0] if step.passes else ((), None)
-    counts = _counts(step)
-    loss = sum(passed.loss for _, passed in step.passes) if step.passes else None
-    agreed = logprob_mismatch.agreement(
-        examples, first.logprobs if first else (), None if step.tempered else step.version
-    )
+    first, logprobs = (passes[0][0], passes[0][1].logprobs) if passes else ((), ())
+    agreed = logprob_mismatch.agreement(first, logprobs, None if step.tempered else step.version)
+    # Episodes of several turns have further figures, by the names of the multi-turn seed: four of them are in every
+    # row under names of ours, too.
+    of_episodes: logprob_mismatch.Metrics = {
+        "sampler/episode_return": float(turns.rewards_K.sum()) / max(1, turns.num_episodes),
+        "sampler/num_turns_per_episode": len(turns.rewards_K) / max(1, turns.num_episodes),
+        "sampler/action_num_tokens": sampled.size / max(1, turns.num_episodes),
+        "sampler/num_episodes": float(turns.num_episodes),
+        "sampler/token_entropy": entropy,
+        "episodes/masked": float(turns.masked_E.mean()),
+        "time/sample": step.seconds["batch"],
+        "train/loss:sum": loss,
+        "train/kl_sample_train_v1": agreed["kl_sample_train_v1"],
+        "train/kl_sample_train_v2": agreed["kl_sample_train_v2"],
+    }
     return {
         "train/loss": loss,
-        "train/loss_per_token": None if loss is None else loss / max(1, _num_trained(step)),
+        "train/loss_per_token": None if loss is None else loss / num_trained,
         "train/learning_rate": step.learning_rate,
-        "train/updates": float(len(step.passes)),
-        "train/skipped": 0.0 if step.passes else 1.0,
-        "tokens/clipped": _clipped(step),
-        **_rewards(step.training_batch, success_threshold),
-        **_advantages(step.training_batch),
-        **_turns(step, loss, agreed),
-        **agreed,
-        **counts,
-        **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
-    }
-
-
-def _clipped(step: Step) -> float | None:
-    """Share of the tokens of all passes whose ratio the loss clipped; None where it does not clip."""
-    counts = [passed.clipped for _, passed in step.passes if passed.clipped is not None]
-    return sum(counts) / max(1, _num_trained(step)) if counts else None
-
-
-def _num_trained(step: Step) -> int:
-    """Sampled tokens of all passes."""
-    return sum(int(example.actions_N.sum()) for examples, _ in step.passes for example in examples)
-
-
-def _rewards(training_batch: TrainingBatch, success_threshold: float) -> logprob_mismatch.Metrics:
-    turns = training_batch.turns
-    scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
-    silent = [not training_batch.advantages_K[group_K == group].any() for group in np.unique(turns.group_E)]
-    return {
+        "train/updates": float(len(passes)),
+        "train/skipped": 0.0 if passes else 1.0,
+        "tokens/clipped": sum(clipped) / num_trained if clipped else None,  # None: the loss does not clip
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
         "reward/min": float(scores.min()),
@@ -266,7 +256,40 @@ def _rewards(training_batch: TrainingBatch, success_threshold: float) -> logprob
         "groups/count": float(len(silent)),
         "groups/without_signal": float(np.mean(silent)),
         "groups/length_correlation": _length_correlation(turns),
+        "advantages/mean": float(advantages_K.mean()),
+        "advantages/std": float(advantages_K.std()),
+        "advantages/sum": float(advantages_K.sum()),
+        "policy/kl_reference": training_batch.kl_reference,
+        "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
+        "tokens/ratio_bounded": training_batch.corrected,
+        **(of_episodes if any(group.spans for group in batch.groups) else {}),
+        **agreed,
+        "policy/entropy": entropy,
+        "tokens/action": float(sampled.size),
+        "tokens/trained": float(sum(int(example.actions_N.sum()) for example in examples.useful)),
+        "sequences/count": float(batch.num_sequences),
+        "sequences/trained": float(len(examples.useful)),
+        "sequences/too_long": float(examples.too_long),
+        "groups/own_advantages": float(np.mean([bool(group.advantages) for group in batch.groups])),
+        "policy/version": float(step.version + len(passes)),
+        "policy/update_norm": step.update_norm,
+        "policy/staleness_max": float(max(lags)) if lags else None,
+        "policy/staleness_mean": float(np.mean(lags)) if lags else None,
+        "groups/stale": None if batch.num_stale is None else float(batch.num_stale),
+        **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
     }
+
+
+def sampled_logprobs(batch: Batch) -> FloatArray:
+    """The sampler's log-probability of every sampled token of the whole batch.
+
+    Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in nats: E[-ln p] over
+    tokens drawn from p itself. That is the policy, at temperature 1, or the tempered one, where the log-probabilities
+    are those of env.temperature. (`logprobs/mean` covers only what was trained on.)
+    """
+    rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
+    every = np.concatenate(rows) if rows else np.empty(0)
+    return every[every != CONTEXT_LOGPROB]
 
 
 def _length_correlation(turns: Turns) -> float | None:
@@ -286,70 +309,3 @@ def _ranks(values: FloatArray) -> FloatArray:
     """Equal values share the mean of their ranks."""
     ordered = np.sort(values)
     return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
-
-
-def _advantages(training_batch: TrainingBatch) -> logprob_mismatch.Metrics:
-    every = training_batch.advantages_K
-    return {
-        "advantages/mean": float(every.mean()),
-        "advantages/std": float(every.std()),
-        "advantages/sum": float(every.sum()),
-        "policy/kl_reference": training_batch.kl_reference,
-        "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
-        "tokens/ratio_bounded": training_batch.corrected,
-    }
-
-
-def _turns(step: Step, loss: float | None, agreed: logprob_mismatch.Metrics) -> logprob_mismatch.Metrics:
-    """Figures of episodes of several turns, by the names of the multi-turn seed; none where no group has turns.
-
-    Four of them stand in every row under names of ours, too.
-    """
-    turns = step.training_batch.turns
-    if not any(group.spans for group in step.batch.groups):
-        return {}
-    sampled = _sampled(step.batch)
-    return {
-        "sampler/episode_return": float(turns.rewards_K.sum()) / turns.num_episodes,
-        "sampler/num_turns_per_episode": len(turns.rewards_K) / turns.num_episodes,
-        "sampler/action_num_tokens": sampled.size / turns.num_episodes,
-        "sampler/num_episodes": float(turns.num_episodes),
-        "sampler/token_entropy": -float(sampled.mean()) if sampled.size else None,
-        "episodes/masked": float(turns.masked_E.mean()),
-        "time/sample": step.seconds["batch"],
-        "train/loss:sum": loss,
-        "train/kl_sample_train_v1": agreed["kl_sample_train_v1"],
-        "train/kl_sample_train_v2": agreed["kl_sample_train_v2"],
-    }
-
-
-def _counts(step: Step) -> logprob_mismatch.Metrics:
-    examples = step.training_batch.examples
-    lags = [step.version - oldest for group in step.batch.groups for oldest, _ in group.versions]
-    sampled = _sampled(step.batch)
-    return {
-        "policy/entropy": -float(sampled.mean()) if sampled.size else None,
-        "tokens/action": float(sampled.size),
-        "tokens/trained": float(sum(int(example.actions_N.sum()) for example in examples.kept)),
-        "sequences/count": float(step.batch.num_sequences),
-        "sequences/trained": float(len(examples.kept)),
-        "sequences/too_long": float(examples.too_long),
-        "groups/own_advantages": float(np.mean([bool(group.advantages) for group in step.batch.groups])),
-        "policy/version": float(step.version + len(step.passes)),
-        "policy/update_norm": step.update_norm,
-        "policy/staleness_max": float(max(lags)) if lags else None,
-        "policy/staleness_mean": float(np.mean(lags)) if lags else None,
-        "groups/stale": None if step.batch.num_stale is None else float(step.batch.num_stale),
-    }
-
-
-def _sampled(batch: Batch) -> FloatArray:
-    """The sampler's log-probability of every sampled token of the whole batch.
-
-    Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in nats: E[-ln p] over
-    tokens drawn from p itself. That is the policy, at temperature 1, or the tempered one, where the log-probabilities
-    are those of env.temperature. (`logprobs/mean` covers only what was trained on.)
-    """
-    rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
-    every = np.concatenate(rows) if rows else np.empty(0)
-    return every[every != CONTEXT_LOGPROB]

@@ -62,7 +62,8 @@ class Stopping:
     def request(self) -> StopRequest | None:
         """What was asked for so far, by anybody."""
         if self._request is None or self._request.mode != "now":
-            if self._out_of_time():
+            started = self._started
+            if self._max_s and started is not None and self._clock() - started >= self._max_s:
                 self.ask(StopRequest("now", f"the limit of {self._max_s / 60:g} minutes is reached", "time_limit"))
             elif (mode := read_stop_request(self._file)) is not None:
                 self.ask(StopRequest(mode, "a stop was requested"))
@@ -73,9 +74,6 @@ class Stopping:
         """True where no further batch should be waited for."""
         request = self.request()
         return request is not None and request.mode == "now"
-
-    def _out_of_time(self) -> bool:
-        return bool(self._max_s) and self._started is not None and self._clock() - self._started >= self._max_s
 
 
 def obey_signals(stopping: Stopping) -> None:

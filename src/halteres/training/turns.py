@@ -62,11 +62,18 @@ def turns_of(batch: Batch) -> Turns:
     masked: list[bool] = []
     sequences_before = 0
     for number, group in enumerate(batch.groups):
-        _check_finite(group, number)
+        scored = [(f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)]
+        paid = [(f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans]
+        for what, noun, value in scored + paid:
+            if not np.isfinite(value):
+                raise InvalidData(
+                    f"{what} of group {number} has the {noun} {value}.",
+                    "An advantage made of it would spoil the weights.",
+                    "Mend the environment's score, then resume from the last checkpoint.",
+                )
         episodes_S = group.episodes or tuple(range(len(group.tokens)))
         first_S = [episodes_S.index(one) for one in range(group.num_rollouts)]
-        ordered = sorted(group.spans or _whole(group), key=lambda span: episodes_S[span.sequence])
-        for span in ordered:
+        for span in sorted(group.spans or _one_turn_each(group), key=lambda span: episodes_S[span.sequence]):
             rewards.append(span.reward)
             episode.append(len(scores) + episodes_S[span.sequence])
             spans.append(replace(span, sequence=sequences_before + span.sequence))
@@ -128,22 +135,10 @@ def action_mask(group: Group, sequence: int) -> BoolArray:
     return np.asarray(group.masks[sequence], dtype=np.int64) != MASKED
 
 
-def _whole(group: Group) -> Iterator[Span]:
+def _one_turn_each(group: Group) -> Iterator[Span]:
     """One turn per sequence, from its first sampled token to its last."""
     for sequence, score in enumerate(group.scores):
         places = np.flatnonzero(action_mask(group, sequence))
         start, stop = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
         is_last = not group.episodes or [*group.episodes, None][sequence + 1] != group.episodes[sequence]
         yield Span(sequence=sequence, start=start, stop=stop, reward=score if is_last else 0.0)
-
-
-def _check_finite(group: Group, number: int) -> None:
-    scores = [(f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)]
-    rewards = [(f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans]
-    for what, noun, value in (*scores, *rewards):
-        if not np.isfinite(value):
-            raise InvalidData(
-                f"{what} of group {number} has the {noun} {value}.",
-                "An advantage made of it would spoil the weights.",
-                "Mend the environment's score, then resume from the last checkpoint.",
-            )

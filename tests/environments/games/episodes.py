@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from halteres.environments.games import IDS, make
-from halteres.environments.games.fifteen_puzzle import DIRECTIONS, FifteenPuzzle
+from halteres.environments.games.board_games import DIRECTIONS, FifteenPuzzle, TowerOfHanoi
 from halteres.environments.games.game import FORMAT_ERROR_REWARD, Game
-from halteres.environments.games.minesweeper import FLAG, MINE, UNKNOWN, Minesweeper
-from halteres.environments.games.number_games import GuessTheNumber, Mastermind
-from halteres.environments.games.sokoban import BOX, BOX_ON_TARGET, FLOOR, PLAYER, TARGET, RoomSize, Sokoban
-from halteres.environments.games.sokoban import DIRECTIONS as STEPS
-from halteres.environments.games.sudoku import EMPTY, Sudoku
-from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
+from halteres.environments.games.map_games import (
+    BOX,
+    BOX_ON_TARGET,
+    FLAG,
+    FLOOR,
+    MINE,
+    PLAYER,
+    TARGET,
+    UNKNOWN,
+    Minesweeper,
+    RoomSize,
+    Sokoban,
+)
+from halteres.environments.games.map_games import DIRECTIONS as STEPS
+from halteres.environments.games.number_games import EMPTY, GuessTheNumber, Mastermind, Sudoku
 from halteres.environments.games.word_games import Hangman, Wordle, WordSearch, load_words
 
 GEM = ("gem-games", "gem-llm==0.1.0", "requests")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from halteres.environments.games import IDS, make
-from halteres.environments.games.game_2048 import slid
-from halteres.environments.games.minesweeper import UNKNOWN, neighbours_of
+from halteres.environments.games.board_games import slid
+from halteres.environments.games.map_games import UNKNOWN, neighbours_of
 
 
 def begun(id: str, seed: int = 0, **position: Any) -> Any:
@@ -115,7 +115,7 @@ def test_minesweeper_floods_from_a_cell_without_mines_around_it_but_not_over_fla
     played(game, "flag 2 4")
     _, reward, outcome = played(game, "reveal 2 2")
     assert (game.shown.count(UNKNOWN), reward, outcome) == (5, 19 / 20, None)
-    assert game.suffix().splitlines()[1:5] == [
+    assert game._suffix().splitlines()[1:5] == [
         "    0  1  2  3  4",
         " 0  .  2  0  0  0 ",
         " 1  .  3  0  0  0 ",

@@ -6,7 +6,7 @@ import pytest
 
 from environments.games.episodes import way_out
 from halteres.environments.games import make
-from halteres.environments.games.sokoban import BOX, BOX_ON_TARGET, FLOOR, PLAYER, SYMBOLS, TARGET, Sokoban
+from halteres.environments.games.map_games import BOX, BOX_ON_TARGET, FLOOR, PLAYER, SYMBOLS, TARGET, Sokoban
 
 ROOM = """
 # # # # # #
@@ -36,7 +36,7 @@ def walk(game: Sokoban, *directions: str) -> str:
 
 def board(game: Sokoban) -> str:
     """As the policy sees it."""
-    return game.suffix().removeprefix("Here is the current board layout:\n").removesuffix("\nEnter your move.")
+    return game._suffix().removeprefix("Here is the current board layout:\n").removesuffix("\nEnter your move.")
 
 
 def test_the_board_is_shown_by_symbols() -> None:

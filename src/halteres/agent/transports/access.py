@@ -36,9 +36,7 @@ from halteres.redaction import Redactor
 
 JSON: Final = "application/json"
 FILE: Final = "token"
-
-SHORTEST = 16
-"""Characters; a file that holds less was cut off, or written by a person who should not have."""
+SHORTEST = 16  # characters; a file that holds less was cut off, or written by a person who should not have
 
 
 def token() -> str:
@@ -126,17 +124,14 @@ class Guard:
 
 def refuse_elsewhere(request: HTTPConnection) -> HalteresError | None:
     """The refusal of a request from another machine or from a page of another site."""
-    if request.client and not _is_loopback(request.client.host):
+    peer = request.client.host if request.client else ""  # nobody's: it came through a Unix socket
+    try:
+        is_here = not peer or ipaddress.ip_address(peer).is_loopback  # whatever Host says
+    except ValueError:
+        is_here = False
+    if not is_here:
         return Forbidden("This server answers its own machine only.", "", "Reach it through a tunnel (ssh -L).")
     return FOREIGN if is_foreign(request.headers) else None
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether a peer is this machine, whatever Host says; one without address came through a Unix socket."""
-    try:
-        return not address or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def refuse_without_token(request: HTTPConnection) -> HalteresError | None:
@@ -158,8 +153,7 @@ def error_response(error: HalteresError, status: int | None = None) -> Response:
     return answer(Redactor.of_this_process().json(as_answer(error)), status or error.status)
 
 
-TICKET_S: Final = 600
-"""How long a ticket lets somebody in, once; long enough to carry a link to another window."""
+TICKET_S: Final = 600  # how long a ticket lets somebody in, once; long enough to carry a link to another window
 
 ANSWER_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -257,10 +251,10 @@ def cookie_name(headers: Headers) -> str:
 def is_admitted(headers: Headers) -> bool:
     """Whether the browser was let in before."""
     try:
-        kept = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers))
+        cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers))
     except CookieError:
         return False
-    return kept is not None and hmac.compare_digest(kept.value.encode(), page_key().encode())
+    return cookie is not None and hmac.compare_digest(cookie.value.encode(), page_key().encode())
 
 
 def check_ours(port: int) -> None:

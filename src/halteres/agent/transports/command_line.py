@@ -6,7 +6,6 @@ JSON; people get one line per key, tables for lists, blocks for long texts, and 
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
 import json
@@ -15,7 +14,7 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -27,14 +26,17 @@ from rich.text import Text
 
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
-from halteres.agent.tool import Tool
+from halteres.agent.tool import Caller, Tool
 from halteres.agent.transports.functions import own_caller
+from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
 
 HELP = """The agent's tools on the command line; --json prints what an agent sees.
 
 Edits go to one draft, "default" unless HALTERES_SESSION names another, or --draft after a command that edits or uses
 one: halteres rl get-current-config --draft NAME."""
+
+_METAVARS: Final[dict[Any, str | None]] = {str: "TEXT", list[str]: "TEXT", int: "N", float: "X", bool: None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,33 @@ class Parameter:
     help: str
     metavar: str | None
 
+    @classmethod
+    def of(cls, name: str, field: FieldInfo, *, positional: bool) -> Parameter:
+        """Read off the argument model."""
+        annotation: Any = field.annotation
+        if get_origin(annotation) in (Union, types.UnionType):  # null stands for a value that is not given
+            options = [option for option in get_args(annotation) if option is not types.NoneType]
+            annotation = options[0] if len(options) == 1 else Any
+        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        is_word = annotation in (str, bool, list[str])  # taken as it stands; any other value is written as JSON
+        is_shown = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
+        default = "yes" if field.default is True else field.default if is_shown else None
+        repeated = "(may be repeated)" if get_origin(annotation) is list and not positional else ""
+        tails = (field.description or "", repeated, "" if default is None else f"[default: {default}]")
+        return cls(
+            name=name,
+            type=annotation if is_word else str,
+            as_json=not is_word and not choices,
+            positional=positional,
+            help=" ".join(part for part in tails if part),
+            metavar=name.upper() if positional else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
+        )
+
     @property
-    def flags(self) -> tuple[str, ...]:
-        """Its names as an option."""
+    def flag(self) -> str:
+        """Its name as an option."""
         flag = self.name.replace("_", "-")
-        return (f"--{flag}/--no-{flag}",) if self.type is bool else (f"--{flag}",)
+        return f"--{flag}/--no-{flag}" if self.type is bool else f"--{flag}"
 
 
 def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
@@ -61,32 +85,8 @@ def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
     fields = tool.arguments.model_fields
     pair = ("field", "value") if "value" in fields else ()
     return tuple(
-        _parameter(name, field, positional=field.is_required() or name in ("run_id", *pair))
+        Parameter.of(name, field, positional=field.is_required() or name in ("run_id", *pair))
         for name, field in fields.items()
-    )
-
-
-_METAVARS: Final[dict[Any, str | None]] = {str: "TEXT", list[str]: "TEXT", int: "N", float: "X", bool: None}
-
-
-def _parameter(name: str, field: FieldInfo, *, positional: bool) -> Parameter:
-    annotation: Any = field.annotation
-    if get_origin(annotation) in (Union, types.UnionType):  # null stands for a value that is not given
-        options = [option for option in get_args(annotation) if option is not types.NoneType]
-        annotation = options[0] if len(options) == 1 else Any
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    is_word = annotation in (str, bool, list[str])  # taken as it stands; any other value is written as JSON
-    is_shown = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
-    default = "yes" if field.default is True else field.default if is_shown else None
-    repeated = "(may be repeated)" if get_origin(annotation) is list and not positional else ""
-    tails = (field.description or "", repeated, "" if default is None else f"[default: {default}]")
-    return Parameter(
-        name=name,
-        type=annotation if is_word else str,
-        as_json=not is_word and not choices,
-        positional=positional,
-        help=" ".join(part for part in tails if part),
-        metavar=name.upper() if positional else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
     )
 
 
@@ -100,9 +100,8 @@ def tools_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     for tool in TOOLS:
-        app.command(command_name(tool), help=tool.description, short_help=first_sentence(tool.description))(
-            _command(tool)
-        )
+        brief = first_sentence(tool.description)
+        app.command(command_name(tool), help=tool.description, short_help=brief)(_command(tool))
     return app
 
 
@@ -116,9 +115,9 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.?!]) ", " ".join(text.split()), maxsplit=1)[0]
 
 
-def answer(name: str, arguments: Mapping[str, Any]) -> Reply:
+def answer(name: str, arguments: Mapping[str, Any], caller: Caller | None = None) -> Reply:
     """Call a tool and wait for its answer, as the command line does."""
-    return asyncio.run(call(name, arguments, own_caller()))
+    return asyncio.run(call(name, arguments, caller or own_caller()))
 
 
 def _command(tool: Tool[...]) -> Callable[..., None]:
@@ -132,10 +131,11 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
             for parameter in parameters
             if given[parameter.name] not in (None, [])
         }
-        reply = answer(tool.name, arguments)
         if as_json:
+            reply = answer(tool.name, arguments)
             sys.stdout.write(json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n")
         else:
+            reply = answer(tool.name, arguments, replace(own_caller(), write=as_command))
             show(reply)
         if "error" in reply.body:
             raise typer.Exit(1)
@@ -144,7 +144,7 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
     signature = [inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json)]
     for parameter in parameters:
         known: dict[str, Any] = {"help": parameter.help, "metavar": parameter.metavar, "show_default": False}
-        how = typer.Argument(**known) if parameter.positional else typer.Option(*parameter.flags, **known)
+        how = typer.Argument(**known) if parameter.positional else typer.Option(parameter.flag, **known)
         annotation = Annotated[parameter.type | None, how]
         signature.append(
             inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -161,12 +161,42 @@ def _json_or_text(word: str) -> Any:
         return word
 
 
-LONG = 60
-"""Characters from which a text has a line of its own instead of a table's cell."""
+def as_command(step: NextStep) -> str:
+    """A call as a command of `halteres rl`.
 
-PIPE_WIDTH = 1000
-"""Columns where there is no terminal: paths and log lines stay whole."""
+    >>> as_command(NextStep.of("rl_check_status", "3fa9", wait_s=45, until="step>=3"))
+    "halteres rl check-status 3fa9 --wait-s 45 --until 'step>=3'"
+    """
+    tool = BY_NAME.get(step.tool)
+    if tool is None:  # of another version's event
+        return step.call
+    return shlex.join(
+        words_of(tool, {**dict(zip(tool.arguments.model_fields, step.positional or (), strict=False)), **step.given})
+    )
 
+
+def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
+    """The words that call a tool: `halteres`, `rl`, its command, its arguments.
+
+    Raises:
+        KeyError: it takes no such argument.
+    """
+    parameters = {parameter.name: parameter for parameter in parameters_of(tool)}
+    words = ["halteres", "rl", command_name(tool)]
+    for name, value in arguments.items():
+        parameter = parameters[name]
+        if isinstance(value, bool) and parameter.type is bool:
+            words.append(parameter.flag.partition("/")[0 if value else 2])
+            continue
+        for item in value if isinstance(value, list) and not parameter.as_json else [value]:
+            words += [] if parameter.positional else [parameter.flag]
+            word = item if isinstance(item, str) else json.dumps(item)
+            words.append(word.upper() if isinstance(item, Placeholder) else word)
+    return words
+
+
+LONG = 60  # characters from which a text has a line of its own instead of a table's cell
+PIPE_WIDTH = 1000  # columns where there is no terminal: paths and log lines stay whole
 _GAP = 2
 
 
@@ -213,7 +243,7 @@ def _shown(value: Any, width: int) -> RenderableType:
     if not isinstance(value, list):
         return Text(_word(value))
     if value and all(isinstance(item, Mapping) and item for item in value):
-        return _things(value, width)
+        return _table(value, width)
     words = [_word(item) for item in value]  # names and figures side by side, sentences on one line each
     is_prose = any(len(word.split()) > 1 or len(word) > LONG for word in words)
     return Text(("\n" if is_prose else ", ").join(words) or "–")
@@ -226,7 +256,7 @@ def _inline(value: Mapping[str, Any]) -> str:
     return "  ".join(f"{name}={word}" for name, word in words.items())
 
 
-def _things(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
+def _table(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
     """A table, or blocks where a cell would be long or the columns too many."""
     names = list(dict.fromkeys(name for item in items for name in item))
     columns = [[name, *(_word(item[name]) for item in items if name in item)] for name in names]
@@ -244,7 +274,7 @@ def _things(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
 
 
 def _word(value: Any) -> str:
-    """One value as people write it; calls become commands."""
+    """One value as people write it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -253,70 +283,4 @@ def _word(value: Any) -> str:
         return _inline(value) or "–"
     if isinstance(value, list):
         return ", ".join(map(_word, value)) or "–"
-    return printable(as_commands(str(value)))
-
-
-_CALL = re.compile(r"""\brl_[a-z_]+\((?:[^()"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*\)""")
-"""A call of a tool, up to its closing bracket; brackets inside quotation marks are text."""
-
-_JSON_NAMES = {"true": True, "false": False, "null": None}
-
-
-def as_commands(line: str) -> str:
-    """The line with every call in it as a command; what cannot be read as one stays as it is.
-
-    >>> as_commands('rl_check_status("3fa9", wait_s=45, until="step>=3")')
-    "halteres rl check-status 3fa9 --wait-s 45 --until 'step>=3'"
-    """
-
-    def command(found: re.Match[str]) -> str:
-        try:
-            made = ast.parse(found[0], mode="eval").body
-            if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name):
-                return found[0]
-            tool = BY_NAME[made.func.id]
-            given = [*zip(tool.arguments.model_fields, made.args, strict=False)]
-            given += [(word.arg or "", word.value) for word in made.keywords]
-            return shlex.join(words_of(tool, {name: _value(node) for name, node in given}))
-        except (SyntaxError, KeyError, ValueError):
-            return found[0]
-
-    return _CALL.sub(command, line)
-
-
-def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
-    """The words that call a tool: `halteres`, `rl`, its command, its arguments.
-
-    Raises:
-        KeyError: it takes no such argument.
-    """
-    parameters = {parameter.name: parameter for parameter in parameters_of(tool)}
-    words = ["halteres", "rl", command_name(tool)]
-    for name, value in arguments.items():
-        parameter = parameters[name]
-        flag = parameter.flags[0]
-        if isinstance(value, bool) and parameter.type is bool:
-            words.append(flag.partition("/")[0 if value else 2])
-            continue
-        for item in value if isinstance(value, list) and not parameter.as_json else [value]:
-            words += [] if parameter.positional else [flag]
-            words.append(item if isinstance(item, str) else json.dumps(item))
-    return words
-
-
-def _value(node: ast.expr) -> Any:
-    """A JSON value, or the name that stands for one ("name", "run_id").
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(node, ast.Name):
-        return _JSON_NAMES.get(node.id, node.id.upper())
-    if isinstance(node, ast.List):
-        return [_value(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        return {_value(key): _value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
-    value = ast.literal_eval(node)
-    if value is ...:
-        raise ValueError("an ellipsis stands for anything")
-    return value
+    return printable(str(value))

@@ -25,8 +25,7 @@ P = ParamSpec("P")
 
 def own_caller() -> Caller:
     """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
-    session = environ.agent_session()
-    return Caller(draft=session) if session else Caller()
+    return Caller(draft=environ.agent_session() or "default")
 
 
 class Tools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from starlette.routing import Route
 import halteres
 from halteres.agent.call import Reply, call, record_defect
 from halteres.agent.table import TOOLS
-from halteres.agent.tool import Caller, OpenThreads, TokenNeeded, Tool
+from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
 from halteres.agent.transports.access import JSON, answer, carries_token, error_response
 from halteres.agent.transports.functions import own_caller
 from halteres.agent.trial.request import LOCAL
@@ -32,19 +32,13 @@ from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import body_within
 from halteres.models import known_folder, model_folder
+from halteres.next_step import NextStep
 from halteres.runs.starting.run_models import models_home
 
-SESSION = "X-Halteres-Session"
-"""Header that names the draft a call works on, unless its arguments do."""
-
-MAX_BODY_BYTES = 2**20
-"""Arguments are short; the longest are prompts to try."""
-
-LIMIT_S = 25
-"""When a call of a seed's route is answered for a tool that is not done; those that wait are, within 25 s."""
-
-TEST_WAIT_S = 20
-"""How long a test is waited for; the answer of a longer one has a `test_id` to go on with."""
+SESSION = "X-Halteres-Session"  # header that names the draft a call works on, unless its arguments do
+MAX_BODY_BYTES = 2**20  # arguments are short; the longest are prompts to try
+LIMIT_S = 25  # when a call of a seed's route is answered for a tool that is not done; those that wait are, within 25 s
+TEST_WAIT_S = 20  # how long a test is waited for; the answer of a longer one has a `test_id` to go on with
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -115,7 +109,7 @@ class Calls:
         if not work.cancelled():
             return work.result()
         why = "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on."
-        error = NotReady(f"{name} was not answered.", why, "rl_list_runs()")
+        error = NotReady(f"{name} was not answered.", why, NextStep("rl_list_runs"))
         return Reply(body=as_answer(error), failed=True, status=error.status)
 
     def end(self) -> None:
@@ -218,36 +212,27 @@ def beyond_open(tool: str, arguments: Mapping[str, Any]) -> TokenNeeded | None:
     """The refusal of a call that would choose what runs by more than an environment's name, or reach a folder by its
     path; None of any other."""
     why = "What it names would be run, read or written as this server's user"
-    named = {"rl_select_environment": "name", "rl_start_training": "environment"}.get(tool, "")
-    if isinstance(path := arguments.get(named), str) and is_path(path):
+    argument = {"rl_select_environment": "name", "rl_start_training": "environment"}.get(tool, "")
+    if isinstance(path := arguments.get(argument), str) and is_path(path):
         return TokenNeeded.of("Without the token an environment is chosen by its name, not by its file.", why)
-    for setting, value in _settings(arguments):
+    # The settings that a call changes, in either form of it; a model to test is one.
+    changes, models, field = (arguments.get(name) for name in ("changes", "models", "field"))
+    settings: list[tuple[str, Any]] = [*changes.items()] if isinstance(changes, dict) else []
+    settings += ((MODEL, model) for model in (models if isinstance(models, list) else ()))
+    settings += [(field, arguments.get("value"))] if isinstance(field, str) else []
+    for setting, value in settings:
         key = Edit(name=setting, value=None).key
         # A system prompt may look like a path: Qwen3's "/no_think".
         may_be_path = key.startswith("env.") and key != "env.system_prompt"
         if key in RESERVED or (may_be_path and _is_path(value)):
             return TokenNeeded.of(f"'{setting}' cannot be set without the token.", why, field=setting)
-        if key == MODEL and _is_model_elsewhere(value):
+        # A folder neither built-in nor in the store: also one below the server's working directory.
+        name = value.removeprefix(LOCAL) if isinstance(value, str) else ""
+        is_stored = known_folder(name, models_home()) is not None or model_folder(name, models_home()) is None
+        if key == MODEL and (_is_path(name) or not is_stored):
             what = "Without the token a model is named, or a run, or tinker:// weights of one: not a folder."
             return TokenNeeded.of(what, why, field=setting)
     return None
-
-
-def _settings(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings that a call changes and their values, in either form of it; a model to test is one."""
-    changes, models = arguments.get("changes"), arguments.get("models")
-    yield from (changes if isinstance(changes, dict) else {}).items()
-    yield from ((MODEL, model) for model in (models if isinstance(models, list) else ()))
-    if isinstance(name := arguments.get("field"), str):
-        yield name, arguments.get("value")
-
-
-def _is_model_elsewhere(value: Any) -> bool:
-    """Whether it is a folder neither built-in nor in the store: also one below the server's working directory."""
-    name = value.removeprefix(LOCAL) if isinstance(value, str) else ""
-    return _is_path(name) or (
-        known_folder(name, models_home()) is None and model_folder(name, models_home()) is not None
-    )
 
 
 def _is_path(value: Any) -> bool:
@@ -262,7 +247,18 @@ def tool_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
     """The tools by name: GET /api/tools, POST /api/tools/{name}, GET /openapi.json."""
 
     async def tools(_: Request) -> Response:
-        return answer({"tools": [_described(tool) for tool in TOOLS]})
+        described = [
+            {
+                "name": tool.name,
+                "title": tool.title,
+                "description": tool.description,
+                "hints": asdict(tool.hints),
+                "input_schema": tool.input_schema(),
+                "output_schema": tool.output_schema(),
+            }
+            for tool in TOOLS
+        ]
+        return answer({"tools": described})
 
     async def call_tool(request: Request) -> Response:
         """The arguments are the body, a JSON object; an error's status fits its kind."""
@@ -277,17 +273,6 @@ def tool_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
         Route("/api/tools/{name}", call_tool, methods=["POST"], middleware=guard),
         Route("/openapi.json", openapi, middleware=guard),
     ]
-
-
-def _described(tool: Tool[...]) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "title": tool.title,
-        "description": tool.description,
-        "hints": asdict(tool.hints),
-        "input_schema": tool.input_schema(),
-        "output_schema": tool.output_schema(),
-    }
 
 
 def openapi_document() -> dict[str, Any]:

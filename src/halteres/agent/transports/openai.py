@@ -11,12 +11,11 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from halteres.agent.call import call
+from halteres.agent.call import call, refused
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller
 from halteres.agent.transports.functions import own_caller
-from halteres.agent.watching.next_steps import next_call
-from halteres.errors import UserError, as_answer
+from halteres.errors import UserError
 
 
 def definitions() -> list[dict[str, Any]]:
@@ -32,14 +31,13 @@ def definitions() -> list[dict[str, Any]]:
 
 async def answer(tool_call: Mapping[str, Any], caller: Caller | None = None) -> dict[str, Any]:
     """The `tool` message for one tool call of an assistant message; its content is compact JSON. Raises nothing."""
-    function = tool_call.get("function") or {}
+    function, caller = tool_call.get("function") or {}, caller or own_caller()
     name = str(function.get("name") or "")
     try:
-        arguments = _arguments(name, function.get("arguments"))
-        body = (await call(name, arguments, caller or own_caller())).for_agents
+        reply = await call(name, _arguments(name, function.get("arguments")), caller)
     except UserError as error:
-        body = {**as_answer(error), "next": next_call(name, error)}
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        reply = refused(name, error, {}, caller)
+    content = json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":"))
     return {"role": "tool", "tool_call_id": tool_call.get("id"), "content": content}
 
 

@@ -36,7 +36,7 @@ from halteres.config import environ
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment, split_name
 from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
-from halteres.next_step import worded
+from halteres.next_step import Advice, NextStep
 from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
@@ -50,7 +50,6 @@ Kind = Literal["t", "e", "r"]
 """A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins with it."""
 
 LOOK_EVERY_S = 0.05
-
 OPEN_S = 600.0  # so long after its end a test whose answer nobody was given waits for the same call
 
 
@@ -121,19 +120,19 @@ class TestFolder:
         replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n")
 
 
-def tests_home() -> Path:
+def tests_folder() -> Path:
     """The folder of all tests: HALTERES_HOME/tests."""
     return environ.home() / "tests"
 
 
 def all_folders(kind: Kind = "t") -> Iterator[TestFolder]:
     """Every one of this kind, in no order."""
-    return (TestFolder(file.parent) for file in tests_home().glob(f"{kind}-*/request.json"))
+    return (TestFolder(file.parent) for file in tests_folder().glob(f"{kind}-*/request.json"))
 
 
 def folder_of(kind: Kind, name: str) -> TestFolder | None:
     """The folder of this name, where there is one of this kind."""
-    folder = TestFolder(tests_home() / name)
+    folder = TestFolder(tests_folder() / name)
     is_name = re.fullmatch(rf"{kind}-[0-9a-f]{{8}}", name)
     return folder if is_name and (folder.path / "request.json").is_file() else None
 
@@ -144,14 +143,14 @@ def find_test(test_id: str) -> TestFolder:
         return folder
     guess = nearest(test_id, [folder.test_id for folder in all_folders()])
     hint = f"Did you mean {guess}?" if guess else "Tests are named by rl_test_inference's answer."
-    again = f'rl_test_inference(test_id="{guess}")' if guess else "rl_test_inference()"
-    raise NotFound(f"There is no test '{test_id}'.", hint, again, did_you_mean=guess)
+    call = NextStep.of("rl_test_inference", test_id=guess)
+    raise NotFound(f"There is no test '{test_id}'.", hint, call, did_you_mean=guess)
 
 
 def new_folder(kind: Kind = "t") -> TestFolder:
     """A fresh folder, with a lock that nobody holds yet."""
     while True:
-        path = tests_home() / f"{kind}-{secrets.token_hex(4)}"
+        path = tests_folder() / f"{kind}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
             return TestFolder(path)
@@ -205,7 +204,7 @@ def begin(kind: Kind, module: str, request: msgspec.Struct, *keys: str) -> TestF
     except OSError as error:
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
-        raise ServerError(f"No test can be started in {tests_home()}.", f"{error.strerror or error}.") from error
+        raise ServerError(f"No test can be started in {tests_folder()}.", f"{error.strerror or error}.") from error
     finally:
         if held is not None:
             os.close(held)
@@ -234,6 +233,23 @@ def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any
     return 0 if result["status"] == "done" else 1
 
 
+async def awaited(
+    kind: Kind, evaluation_id: str | None, wait_s: float, start_one: Callable[[], TestFolder], instead: Advice
+) -> TestFolder:
+    """The folder of the evaluation of this id, or of a new one, once nothing goes on there or the time is over.
+
+    Raises:
+        NotFound: there is none of this id; `instead`: what to call then.
+    """
+    ends_at = time.monotonic() + wait_s
+    if evaluation_id is None:
+        folder = await asyncio.to_thread(start_one)
+    elif (folder := folder_of(kind, evaluation_id)) is None:
+        raise NotFound(f"There is no evaluation '{evaluation_id}'.", "Answers name them.", instead)
+    await until_ended(folder, ends_at)
+    return folder
+
+
 async def until_ended(folder: TestFolder, ends_at: float) -> None:
     """Wait until nothing goes on in this folder, or until this time (monotonic s)."""
     while await asyncio.to_thread(folder.phase) == "running":
@@ -254,7 +270,7 @@ def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | N
     if phase == "done":
         return None
     if phase == "running":
-        return {"status": phase, "next": worded(tool, evaluation_id=folder.test_id, wait_s=45)}
+        return {"status": phase, "next": NextStep.of(tool, evaluation_id=folder.test_id, wait_s=45)}
     gone = f"The {worker} is gone (killed, or the machine was restarted)."
     error, code = result.get("error", gone), result.get("code", "process_exited")
     return {"status": "failed", "error": error, "code": code, "next": f"read {folder.path / 'tester.log'}, mend it"}
@@ -293,24 +309,21 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
         if (str(request.program.path), split_name(request.program.name)[1]) == (found.file_path, variant)
         and request.is_like_training
     ]
-    best_first = sorted(alike, key=lambda test: test[:2], reverse=True)
-    return next((outcome for *_, folder in best_first for outcome in _outcomes(folder, model)), None)
-
-
-def _outcomes(folder: TestFolder, model: str) -> Iterator[TestOutcome]:
-    result = folder.result()
-    if result is None or _changed_since(Path(result["environment_file"]), folder.finished_at):
-        return
-    for one in result["models_tested"]:
-        if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
-            yield TestOutcome(
-                test_id=folder.test_id,
-                groups_with_variance=one["groups_with_variance"],
-                tokens_per_s=one.get("tokens_per_s"),
-                trainable=one["trainable"],
-                finished_at=folder.finished_at,
-                output_file=Path(one["output_file"]),
-            )
+    for *_, folder in sorted(alike, key=lambda test: test[:2], reverse=True):
+        result = folder.result()
+        if result is None or _changed_since(Path(result["environment_file"]), folder.finished_at):
+            continue
+        for one in result["models_tested"]:
+            if one["model"] in (model, LOCAL + model) and one["steps_tested"]:
+                return TestOutcome(
+                    test_id=folder.test_id,
+                    groups_with_variance=one["groups_with_variance"],
+                    tokens_per_s=one.get("tokens_per_s"),
+                    trainable=one["trainable"],
+                    finished_at=folder.finished_at,
+                    output_file=Path(one["output_file"]),
+                )
+    return None
 
 
 def open_test(request: Request) -> TestFolder | None:
@@ -321,7 +334,7 @@ def open_test(request: Request) -> TestFolder | None:
     newest_first = sorted(_requests(), key=lambda pair: pair[1].created_at, reverse=True)
     for folder, other in newest_first:
         is_changed = _changed_since(other.program.path, other.created_at)
-        if folder.collected.exists() or is_changed or not other.asks_the_same(request):
+        if folder.collected.exists() or is_changed or other.arguments != request.arguments:
             continue
         phase = folder.phase()
         if phase == "running" or (phase != "lost" and time.time() - folder.finished_at <= OPEN_S):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -76,10 +77,9 @@ class Traffic(msgspec.Struct, kw_only=True):
 
     def count(self, answer: Any) -> None:
         """Take in a model's answer."""
-        completions = _completions(answer)
-        self.completions += len(completions)
+        self.completions += len(_completions(answer))
         self.tokens += _num_tokens(answer)
-        for one in completions:
+        for one in _completions(answer):
             reason = _meta(one).get("finish_reason") or (one.get("finish_reason") if isinstance(one, Mapping) else None)
             self.truncated += (reason.get("type") if isinstance(reason, Mapping) else reason) == "length"
 
@@ -122,7 +122,7 @@ class Upstream:
         Raises:
             Refusal: the budget is used up, or the model gave no answer.
         """
-        self.traffic.requested += _num_asked(body)
+        self.traffic.requested += _num_requested(body)
         with self.traffic.under_way():
             if self.traffic.requested > self._to.budget:
                 self._end(self.traffic.over or "budget")
@@ -137,21 +137,21 @@ class Upstream:
 
     def _limited(self, body: Body) -> Body:
         """The request as this model gets it: its name, no streaming, the test's limits."""
-        kept = {name: value for name, value in body.items() if name != "stream"} | {"model": self._to.model}
-        params, limit = kept.get("sampling_params"), "max_new_tokens"
+        own = {name: value for name, value in body.items() if name != "stream"} | {"model": self._to.model}
+        params, limit = own.get("sampling_params"), "max_new_tokens"
         is_generate = isinstance(params, Mapping)
         if not is_generate:
-            params, limit = kept, "max_completion_tokens" if "max_completion_tokens" in kept else "max_tokens"
+            params, limit = own, "max_completion_tokens" if "max_completion_tokens" in own else "max_tokens"
         limits: dict[str, Any] = {}
         if self._to.max_tokens is not None:
             limits[limit] = min(params.get(limit) or self._to.max_tokens, self._to.max_tokens)
         if self._to.temperature is not None:
             limits["temperature"] = self._to.temperature
-        return {**kept, "sampling_params": {**params, **limits}} if is_generate else {**kept, **limits}
+        return {**own, "sampling_params": {**params, **limits}} if is_generate else {**own, **limits}
 
     async def _complete(self, path: str, body: Body) -> Any:
         """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one by one."""
-        number = _num_asked(body)
+        number = _num_requested(body)
         if path == "generate" or isinstance(body.get("prompt"), list) or number == 1:
             return await self._send(path, body)
         answers: list[Any] = []
@@ -163,12 +163,19 @@ class Upstream:
                     raise
         missing = range(len(answers[0]["choices"]) if answers else 0, number)
         self._takes_n = not missing
-        asking = (self._send(path, _single(body, number)) for number in missing)
-        more = await asyncio.gather(*asking, return_exceptions=True)
+        seed = body.get("seed")
+        seeds = ({"seed": seed + number} if isinstance(seed, int) else {} for number in missing)
+        more = await asyncio.gather(
+            *(self._send(path, {**body, "n": 1, **own}) for own in seeds), return_exceptions=True
+        )
         for one in more:
             if isinstance(one, BaseException):
                 raise one
-        return _joined([*answers, *more])
+        answers += more
+        choices = [choice for answer in answers for choice in answer["choices"]]
+        usage = {**(answers[0].get("usage") or {}), "completion_tokens": sum(map(_num_tokens, answers))}
+        numbered = [{**choice, "index": number} for number, choice in enumerate(choices)]
+        return {**answers[0], "choices": numbered, "usage": usage}
 
     async def _send(self, path: str, body: Body) -> Any:
         """One answer, after bounded retries."""
@@ -176,14 +183,14 @@ class Upstream:
             raise self._closed
         wait_s = FIRST_WAIT_S
         for attempt in range(ATTEMPTS):
-            status, answer, asked_s = await self._once(path, body)
+            status, answer, retry_after_s = await self._once(path, body)
             if status == 200:
                 self._failed_in_a_row = 0
                 return answer
             left_s = self._to.ends_at - time.monotonic()
             if status not in RETRIED or attempt == ATTEMPTS - 1 or left_s <= wait_s:
                 raise self._given_up(status, answer)
-            await asyncio.sleep(min(max(wait_s, asked_s), LONGEST_WAIT_S, left_s))
+            await asyncio.sleep(min(max(wait_s, retry_after_s), LONGEST_WAIT_S, left_s))
             wait_s *= 2
         raise AssertionError("there is a last attempt")
 
@@ -200,7 +207,9 @@ class Upstream:
                 ) as reply,
             ):
                 text = self._redactor.text((await reply.read()).decode(errors="replace"))
-                return *_read(path, reply.status, text), _seconds(reply.headers.get("Retry-After"))
+                retry_after = reply.headers.get("Retry-After", "")  # seconds, or a date, which is not heeded
+                wait_s = float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else 0.0
+                return *_read(path, reply.status, text), wait_s
         except TimeoutError:
             return 0, "It gave no answer in time.", 0.0
         except aiohttp.ClientError as error:
@@ -264,26 +273,12 @@ async def relaying() -> AsyncIterator[Relay]:
             await runner.cleanup()
 
 
-def _num_asked(body: Body) -> int:
+def _num_requested(body: Body) -> int:
     """Completions that one request asks for."""
     params, prompt = body.get("sampling_params") or body, body.get("prompt")
     each = params.get("n") if isinstance(params, Mapping) else None
     several = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     return max(1, each if isinstance(each, int) else 1) * several
-
-
-def _single(body: Body, number: int) -> Body:
-    """The request for the choice of this number alone, with a seed of its own."""
-    seed = body.get("seed")
-    return {**body, "n": 1, **({"seed": seed + number} if isinstance(seed, int) else {})}
-
-
-def _joined(answers: list[Any]) -> Any:
-    """One answer with everybody's choices; their tokens are added up."""
-    choices = [choice for answer in answers for choice in answer["choices"]]
-    numbered = [{**choice, "index": number} for number, choice in enumerate(choices)]
-    usage = {**(answers[0].get("usage") or {}), "completion_tokens": sum(map(_num_tokens, answers))}
-    return {**answers[0], "choices": numbered, "usage": usage}
 
 
 def _read(path: str, status: int, text: str) -> tuple[int, Any]:
@@ -300,14 +295,6 @@ def _read(path: str, status: int, text: str) -> tuple[int, Any]:
     code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
     inside = code if isinstance(code, int) and 400 <= code < 600 else 502
     return (status if status != 200 else inside), " ".join(str(message or text)[:LONGEST_ERROR].split())
-
-
-def _seconds(retry_after: str | None) -> float:
-    """A Retry-After header in s; 0 where there is none, or a date."""
-    try:
-        return max(0.0, float(retry_after or 0))
-    except ValueError:
-        return 0.0
 
 
 def _completions(answer: Any) -> list[Any]:

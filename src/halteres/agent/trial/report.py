@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from halteres.agent.answer_text import clipped, nonempty, shortened
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
-from halteres.agent.truncation import nonempty, shortened
+from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
@@ -86,7 +87,7 @@ class Outcome:
 
     @property
     def completions(self) -> int:
-        """Answers of groups that were kept, or to free prompts."""
+        """Answers of whole groups, or to free prompts."""
         return len(self.responses) if self.request.prompts else len(self.scores)
 
     def num_correct(self, scores: Sequence[float]) -> int:
@@ -116,30 +117,25 @@ class Outcome:
 
     def facts(self) -> dict[str, Any]:
         """The seeds' figures of one model, then ours; what went wrong only where something did."""
-        one, scores = self.model, self.scores
-        steps: list[dict[str, Any]] = [
-            {
-                "step": number,
-                "completions": len(group.scores),
-                "correct": self.num_correct(group.scores),
-                "scores": _plain(group.scores),
-            }
-            for number, group in enumerate(self.groups, 1)
-        ]
-        with_correct = sum(step["correct"] > 0 for step in steps)
+        one, scores, num_steps = self.model, self.scores, len(self.groups)
+        correct = [self.num_correct(group.scores) for group in self.groups]
+        with_correct = sum(number > 0 for number in correct)
         facts: dict[str, Any] = {
             "model": one.model,
             "name": one.name,
             "scale": one.scale,
             "wandb_run": one.wandb_run,
             "output_file": str(self.output_file),
-            "steps": steps,
-            "steps_tested": len(steps),
+            "steps": [
+                {"step": at, "completions": len(group.scores), "correct": number, "scores": _plain(group.scores)}
+                for at, (group, number) in enumerate(zip(self.groups, correct, strict=True), 1)
+            ],
+            "steps_tested": num_steps,
             "total_completions": self.completions,
             "correct_completions": self.num_correct(scores),
             "accuracy": self.accuracy,
             "steps_with_correct": with_correct,
-            "step_success_rate": round(with_correct / len(steps), 3) if steps else 0,
+            "step_success_rate": round(with_correct / num_steps, 3) if num_steps else 0,
         }
         if self.completions:
             failed, knows_truncated = len(self.scorer_failures), self.ended and self.ended.traffic.completions
@@ -166,7 +162,7 @@ class Outcome:
 
 
 def _plain(scores: Sequence[float]) -> list[float]:
-    """Whole numbers without a point, others with four significant digits."""
+    """Whole numbers without a point, others with four rounded digits."""
     return [int(score) if score == int(score) else float(f"{score:.4g}") for score in scores]
 
 
@@ -200,29 +196,26 @@ class _Line(msgspec.Struct):
 
 def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
     """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
-    lines = output.read_bytes().split(b"\n") if output.exists() else []
-    for number, text in enumerate(line for line in lines if line):
+    lines = [line for line in output.read_bytes().split(b"\n") if line] if output.exists() else []
+    for number, text in enumerate(lines):
         try:
             line = msgspec.json.decode(text, type=_Line)
         except msgspec.DecodeError:
             continue
-        yield _group(line, rollouts[number] if number < len(rollouts) else {})
-
-
-def _group(line: _Line, row: Row) -> Group:
-    scores, chats, reference = tuple(line.scores), line.messages or [], reference_of(row.get("item"))
-    prompt, answers = row.get("prompt", ""), [_conversation(one) for one in row.get("completions", ())]
-    if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
-        scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
-    elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
-        prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
-    answers = answers if len(answers) == len(scores) else []
-    return Group(scores=scores, prompt=prompt, answers=tuple(answers), reference=reference)
-
-
-def _conversation(completion: Row) -> str:
-    turns = completion.get("turns") or [completion]
-    return "\n\n".join(text for turn in turns for text in (turn["text"], turn.get("observation")) if text)
+        row: Row = rollouts[number] if number < len(rollouts) else {}
+        scores, chats, prompt = tuple(line.scores), line.messages or [], row.get("prompt", "")
+        answers = [
+            "\n\n".join(
+                text for turn in one.get("turns") or [one] for text in (turn["text"], turn.get("observation")) if text
+            )
+            for one in row.get("completions", ())
+        ]
+        if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
+            scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
+        elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+            prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
+        shown = tuple(answers) if len(answers) == len(scores) else ()
+        yield Group(scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item")))
 
 
 def reference_of(item: Any) -> str:
@@ -239,15 +232,16 @@ def fields_of(item: Any) -> Mapping[str, Any]:
 
 
 MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
-
 LONGEST_WHY = 300  # characters of what an environment's code said
-
 PARTIAL = 0.5
 """Where an environment does not say what counts as success, a best score below it is hardly a right answer's."""
 
-TRAIN = "rl_start_training(dry_run=true)"
-AGAIN = "rl_test_inference()"
-SETTINGS = 'rl_get_current_config(detail="full")'
+Steps = str | NextStep | tuple[str | NextStep, ...]
+"""What to do next, as result.json holds it."""
+
+TRAIN = NextStep.of("rl_start_training", dry_run=True)
+AGAIN = NextStep("rl_test_inference")
+SETTINGS = NextStep.of("rl_get_current_config", detail="full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +250,7 @@ class Verdict:
 
     trainable: bool | None  # None: it cannot be said
     why: str
-    next: str  # the call that makes sense now
+    next: Steps
 
 
 def judge(outcome: Outcome) -> Verdict:
@@ -268,25 +262,26 @@ def judge(outcome: Outcome) -> Verdict:
         scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
         return Verdict(None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN)
     if {len(group.scores) for group in groups} == {1}:
-        return Verdict(None, "A group of one answer has no variance: ask for more.", "rl_test_inference(group_size=16)")
+        larger = NextStep.of("rl_test_inference", group_size=16)
+        return Verdict(None, "A group of one answer has no variance: ask for more.", larger)
     number, correct = len(outcome.scores), outcome.num_correct(outcome.scores)
-    trainable, next_ = bool(outcome.varied), TRAIN
+    trainable, following = bool(outcome.varied), TRAIN
     if trainable:
         varied = sum(group.varies for group in groups)
         why = f"{varied} of {len(groups)} groups have {_kinds_of_answers(outcome)}"
     elif correct == number:
-        why, next_ = f"Too easy: all {number} answers are right", f"{SETTINGS}: make its tasks harder"
+        why, following = f"Too easy: all {number} answers are right", (SETTINGS, ": make its tasks harder")
     elif correct:
-        why, next_ = "Within every group all answers score the same", f"{SETTINGS}: is its scorer coarse?"
+        why, following = "Within every group all answers score the same", (SETTINGS, ": is its scorer coarse?")
     elif len(set(outcome.scores)) > 1:
-        why, next_ = f"Too hard: none of {number} answers is right", _ease(outcome)
+        why, following = f"Too hard: none of {number} answers is right", _ease(outcome)
     else:  # a scorer that knows no right answer looks the same as a task that is too hard
         blame = f"too hard, or the scorer in {file.name} is at fault: read the samples"
         why = f"All {number} scores are equal ({outcome.scores[0]:.4g}): {blame}"
-        next_ = f"read {file} and {outcome.output_file}, mend or ease it, then {AGAIN}"
+        following = (f"read {file} and {outcome.output_file}, mend or ease it, then ", AGAIN)
         if outcome.truncated > MUCH_TRUNCATED:  # an answer that is cut off has nothing to be scored
-            next_ = _ease(outcome)
-    return Verdict(trainable, "; ".join([why, *_caveats(outcome)]) + ".", next_)
+            following = _ease(outcome)
+    return Verdict(trainable, "; ".join([why, *_caveats(outcome)]) + ".", following)
 
 
 def _judge_nothing(outcome: Outcome) -> Verdict:
@@ -297,9 +292,10 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
     cause = shortened(failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
     if ended.fault == "environment":
-        mend = f"mend {outcome.request.program.path}, then {AGAIN}"
-        return Verdict(False, f"No answer was scored: {cause}", mend)
-    return Verdict(None, f"The model gave nothing to judge by: {cause}", 'rl_test_inference(backend="local")')
+        fix = f"mend {outcome.request.program.path}, then "
+        return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
+    local = NextStep.of("rl_test_inference", backend="local")
+    return Verdict(None, f"The model gave nothing to judge by: {cause}", local)
 
 
 def _kinds_of_answers(outcome: Outcome) -> str:
@@ -312,13 +308,13 @@ def _kinds_of_answers(outcome: Outcome) -> str:
     return "both good and bad answers" if is_mixed else "answers of different scores"
 
 
-def _ease(outcome: Outcome) -> str:
+def _ease(outcome: Outcome) -> Steps:
     limit, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
     if outcome.truncated > MUCH_TRUNCATED and isinstance(own, int):
-        return f'rl_edit_config("max_new_tokens", {2 * (limit or own)}) then {AGAIN}'
+        return NextStep.of("rl_edit_config", "max_new_tokens", 2 * (limit or own)), " then ", AGAIN
     if outcome.truncated > MUCH_TRUNCATED and limit:
-        return f"rl_test_inference(max_tokens={2 * limit})"
-    return f"{SETTINGS}: make its tasks easier, or choose a stronger model"
+        return NextStep.of("rl_test_inference", max_tokens=2 * limit)
+    return SETTINGS, ": make its tasks easier, or choose a stronger model"
 
 
 def _caveats(outcome: Outcome) -> Iterator[str]:
@@ -352,16 +348,25 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     """The answer that the files of the test give now."""
     outcomes = [read_outcome(folder, request, model) for model in request.models]
     verdicts = [judge(outcome) for outcome in outcomes]
-    deciding, verdict = _deciding(request, list(zip(outcomes, verdicts, strict=True)))
+    several, each = len(outcomes) > 1, request.rollouts
+    # The model that would be trained decides; where it was not tested, the one whose rewards vary most.
+    trained = next((at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None)
+    varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
+    decides = varied.index(max(varied)) if trained is None else trained
+    deciding, verdict = outcomes[decides], verdicts[decides]
+    why = verdict.why if trained is not None and not several else f"{deciding.model.model}: {verdict.why}"
     try:
         odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
+        why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     except OSError:  # not tried, or not yet
         odd = {}
-    why = "; ".join([verdict.why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
-    several, each = len(outcomes) > 1, request.rollouts
     counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
     num_steps, group_size = (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
     accuracies = {outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions}
+    answers: dict[str, Any] = {"samples": _samples(deciding)}
+    if request.prompts:
+        rows = [(outcome.model.model, row) for outcome in outcomes for row in outcome.responses]
+        answers = {"responses": [{**({"model": model} if several else {}), **row} for model, row in rows]}
     return {
         "status": status,
         "test_id": folder.test_id,
@@ -389,21 +394,12 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
             "output_directory": str(folder.path),
             **nonempty(odd_answers=odd),
             "trainable": verdict.trainable,
-            "why": why if odd else verdict.why,
+            "why": why,
         },
-        **({"responses": _responses(outcomes)} if request.prompts else {"samples": _samples(deciding)}),
+        **answers,
         **nonempty(note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""),
         "next": verdict.next,
     }
-
-
-def _deciding(request: Request, pairs: list[tuple[Outcome, Verdict]]) -> tuple[Outcome, Verdict]:
-    """The model that would be trained decides; where it was not tested, the one whose rewards vary most."""
-    trained = [pair for pair in pairs if pair[0].model.model == LOCAL + request.base_model]
-    outcome, verdict = (trained or sorted(pairs, key=lambda pair: pair[0].varied or -1.0, reverse=True))[0]
-    if len(pairs) == 1 and trained:
-        return outcome, verdict
-    return outcome, dataclasses.replace(verdict, why=f"{outcome.model.model}: {verdict.why}")
 
 
 def _samples(outcome: Outcome) -> list[dict[str, Any]]:
@@ -413,18 +409,9 @@ def _samples(outcome: Outcome) -> list[dict[str, Any]]:
     for step, group in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]:
         ranked = [answer for _, answer in sorted(zip(group.scores, group.answers, strict=True), key=lambda it: it[0])]
         worst = next((answer for answer in ranked if answer != ranked[-1]), ranked[-1])
-        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst}
-        texts |= {"reference": group.reference} if group.reference else {}
+        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst, **nonempty(reference=group.reference)}
         samples.append({"step": step, **{name: shortened(text, LONGEST_SAMPLE) for name, text in texts.items()}})
     return samples
-
-
-def _responses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    return [
-        {**({"model": outcome.model.model} if len(outcomes) > 1 else {}), **row}
-        for outcome in outcomes
-        for row in outcome.responses
-    ]
 
 
 BUDGET = 900 * 4  # characters of compact JSON: spec/agent-tools.md 4.8
@@ -446,9 +433,12 @@ _CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 def brief(body: Body) -> Body:
     """The answer, cut as far as it must be: words first, then scores, then steps, then samples, then paths."""
-    whole: Body = Redactor.of_this_process().json(body)  # half of a secret would not be known as one
+    following: Steps = msgspec.convert(body["next"], Steps)  # in JSON's types, where it comes from a file
+    # Half of a secret would not be known as one.
+    whole: Body = Redactor.of_this_process().json({**body, "next": for_agents(following)})
     cuts = (_cut(whole, length, left_out) for length, left_out in _CUTS)
-    return whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    short = whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    return {**short, "next": following}
 
 
 def _fits(body: Body) -> bool:
@@ -460,12 +450,12 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
     if names := [name for name in ("scores", "steps") if name in left_out]:
         short["left_out"] = {"what": names, "where": "each model's output_file"}
     for one in (*short.get("samples", ()), *short.get("responses", ())):
-        cut = shortened if length > 40 else _beginning
+        cut = shortened if length > 40 else clipped
         one.update({name: cut(text, length) for name, text in one.items() if isinstance(text, str)})
     for model in short["models_tested"]:
         # Of what was printed the end counts.
         model.update({name: model[name][-length:] for name in ("stdout", "stderr") if name in model})
-        model.update({name: _beginning(model[name], 2 * length) for name in ("why", "verdict") if name in model})
+        model.update({name: clipped(model[name], 2 * length) for name in ("why", "verdict") if name in model})
         for row in (model, *model["steps"]):
             for name in {*left_out} - {"steps"}:
                 row.pop(name, None)
@@ -478,7 +468,3 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
             short[name].pop()
             short["left_out"]["what"] = [*names, name]
     return short
-
-
-def _beginning(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -5,19 +5,20 @@ A request is stored as request.json and holds no key.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.drafting.drafts import Draft, described
+from halteres.agent.drafts import Draft, described
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import load_policy
@@ -89,14 +90,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     service: tuple[str, ...] = ()  # arguments of a service of our own
     model_within_s: float = MODEL_WITHIN_S
 
-    def asks_the_same(self, other: Request) -> bool:
-        """Whether both are of the same arguments: all but what each test is given of its own."""
-
-        def arguments(request: Request) -> Request:
-            models = tuple(msgspec.structs.replace(one, wandb_run="") for one in request.models)
-            return msgspec.structs.replace(request, created_at=0.0, models=models)
-
-        return arguments(self) == arguments(other)
+    @property
+    def arguments(self) -> Request:
+        """Without what each test is given of its own."""
+        models = tuple(msgspec.structs.replace(one, wandb_run="") for one in self.models)
+        return msgspec.structs.replace(self, created_at=0.0, models=models)
 
     @property
     def rollouts(self) -> int:
@@ -127,17 +125,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_request(
-    draft: Draft,
-    *,
-    num_steps: int,
-    group_size: int,
-    models: Sequence[str] | None = None,
-    prompts: Sequence[str] = (),
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    backend: Backend | None = None,
+    draft: Draft, models: Sequence[str] | None = None, backend: Backend | None = None, **limits: Any
 ) -> Request:
-    """A test of a draft, not yet started.
+    """A test of a draft, not yet started; `limits` are further fields of it.
 
     Raises:
         NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
@@ -145,40 +135,26 @@ def new_request(
     """
     settings = draft.resolve().settings
     program, description, env = described(settings)
-    if error := _missing_key(load_policy().require_keys.test, others_need_none=False):
-        raise error
+    what = "{} not set. Required for inference testing."
+    if missing := [key for key in load_policy().require_keys.test if not environ.is_set(key)]:
+        raise MissingKey(what.format(missing[0]), "Set it where these tools are started.", field=missing[0])
     tested = models_to_test(program.name, settings, models, backend)
-    is_remote = not all(one.is_local for one in tested)
-    if is_remote and (error := _missing_key([KEY], others_need_none=True)):
-        raise error
+    if not all(one.is_local for one in tested) and not environ.is_set(KEY):
+        why = "Set it where these tools are started, or test the local model, which needs none."
+        reason = f"{KEY} must be set for other models; without a key"
+        instead = NextStep("rl_test_inference", {"backend": "local"}, reason)
+        raise MissingKey(what.format(KEY), why, instead, field=KEY)
     return Request(
         draft=draft.handle,
         program=replace(program, is_foreign=description.is_foreign),
         env=env,
-        num_steps=num_steps,
-        group_size=group_size,
         models=tested,
         base_model=settings.inference.model,
         created_at=time.time(),
-        prompts=tuple(prompts),
-        max_tokens=max_tokens,
-        temperature=temperature,
         service=service_arguments(settings.inference),
         model_within_s=MODEL_WITHIN_S,
+        **limits,
     )
-
-
-def _missing_key(keys: Iterable[str], *, others_need_none: bool) -> MissingKey | None:
-    """The error for the first of these variables that is not set; a test of another model may need none."""
-    key = next((key for key in keys if not environ.is_set(key)), None)
-    if key is None:
-        return None
-    why, following = "Set it where these tools are started.", f"set {key}, then rl_test_inference()"
-    if others_need_none:
-        why = "Set it where these tools are started, or test the local model, which needs none."
-        reason = f"{key} must be set for other models; without a key"
-        following = NextStep("rl_test_inference", {"backend": "local"}, reason)
-    return MissingKey(f"{key} not set. Required for inference testing.", why, following, field=key)
 
 
 def models_to_test(
@@ -186,40 +162,40 @@ def models_to_test(
 ) -> tuple[TestedModel, ...]:
     """The models of a test. ModelMissing where none is named and the draft's base model is not there."""
     if names:
-        found = [_named(name, settings, backend) for name in dict.fromkeys(names)]
+        found = [_named_model(name, settings, backend) for name in dict.fromkeys(names)]
     elif backend == "openrouter":
         found = [_remote(name, settings) for name in DEFAULTS]
     else:
         found = [_base(settings.inference.model, settings)]
-    seen, models = Counter[str](), list[TestedModel]()
+    stems, models = Counter[str](), list[TestedModel]()
     for one in found:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{one.model}")[:120]
-        seen[stem] += 1  # two names may come to the same file name
-        stem = stem if seen[stem] == 1 else f"{stem}.{seen[stem]}"
+        stems[stem] += 1  # two names may come to the same file name
+        stem = stem if stems[stem] == 1 else f"{stem}.{stems[stem]}"
         wandb_run = f"test_inference_RSIAgent_{in_file_name(environment)}_{secrets.token_hex(4)}"
         models.append(msgspec.structs.replace(one, stem=stem, wandb_run=wandb_run))
     return tuple(models)
 
 
-def _named(name: str, settings: Settings, backend: Backend | None) -> TestedModel:
+def _named_model(name: str, settings: Settings, backend: Backend | None) -> TestedModel:
     """Whatever is not there is tested too: it fails, and the others do not."""
+    here, in_store = TestedModel(model=name, name=name, scale="local", base=name, tokenizer=""), models_home()
     if backend != "openrouter" and _names_weights(name):
         try:
             found = weights_of(name)
         except HalteresError as error:
-            problem = f"{error.what} {error.why}".strip()
-            return TestedModel(model=name, name=name, scale="local", base=name, tokenizer="", problem=problem)
-        run, title = found.run, f"weights of run {found.run.run_id}"
-        tokenizer = run.state().tokenizer
-        return TestedModel(model=name, name=title, scale="local", base=found.path, tokenizer=tokenizer, run=run.run_id)
-    is_here = name == settings.inference.model or model_folder(name, models_home()) is not None
+            return msgspec.structs.replace(here, problem=f"{error.what} {error.why}".strip())
+        run = found.run
+        weights = {"base": found.path, "tokenizer": run.state().tokenizer, "run": run.run_id}
+        return msgspec.structs.replace(here, name=f"weights of run {run.run_id}", **weights)
+    is_here = name == settings.inference.model or model_folder(name, in_store) is not None
     if not name.startswith(LOCAL) and (backend == "openrouter" or not (backend == "local" or is_here)):
         return _remote(name, settings)
     model = name.removeprefix(LOCAL)
     try:
         return _base(model, settings)
     except HalteresError as error:
-        return TestedModel(model=LOCAL + model, name=model, scale="local", base=model, tokenizer="", problem=error.what)
+        return msgspec.structs.replace(here, model=LOCAL + model, name=model, base=model, problem=error.what)
 
 
 def _names_weights(name: str) -> bool:
@@ -248,10 +224,8 @@ def _remote(model: str, settings: Settings) -> TestedModel:
     """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in characters."""
     tokenizer = str(model_folder(settings.inference.model, models_home()) or "")
     if not tokenizer:
-        try:
+        with contextlib.suppress(HalteresError):  # an endpoint's model is tested without it too
             tokenizer = found_model(settings.inference)[1].tokenizer
-        except HalteresError:  # an endpoint's model is tested without it too
-            tokenizer = ""
     name, scale = DEFAULTS.get(model, (model, "custom"))
-    tokenizer = tokenizer if Path(tokenizer).is_dir() and tokenizer else ""
+    tokenizer = tokenizer if tokenizer and Path(tokenizer).is_dir() else ""
     return TestedModel(model=model, name=name, scale=scale, base=model, tokenizer=tokenizer)

@@ -21,9 +21,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -56,15 +54,13 @@ FOREIGN_TOKENS = 8
 """An answer of another model may be so many times longer in the draft's tokens: no group is dropped for that."""
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
-
 BEYOND_S = 60
 """So long after the test's deadline the kernel ends this process, should nothing else have; children end with it."""
 
 GRACE_S = 2.0
-KEPT_HEAD, KEPT_TAIL = 32 * 1024, 64 * 1024  # bytes of a child's output
+HEAD, TAIL = 32 * 1024, 64 * 1024  # bytes of a child's output that its log holds
 LARGEST_FILE = 4 * 1024**3  # bytes that a child may write into one
-LONGEST_OUTPUT = 1000  # characters of it that an answer holds (seed 002)
-LONGEST_CAUSE = 400  # characters
+LONGEST_OUTPUT, LONGEST_CAUSE = 1000, 400  # characters that an answer holds (seed 002)
 RULE = "=" * 60
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+ ?")  # before a line of a log
@@ -169,11 +165,11 @@ class Tester:
             yield Server(url=one.service_url, key=environ.api_key())
             return
         log, given_up = self._folder.path / "service.log", threading.Event()
-        run = find_run(one.run) if one.run else None
-        inference = run.settings().inference if run else None
-        base, arguments = (
-            (inference.model, service_arguments(inference)) if inference else (one.base, self._request.service)
-        )
+        run, base, arguments = None, one.base, self._request.service
+        if one.run:
+            run = find_run(one.run)
+            inference = run.settings().inference
+            base, arguments = inference.model, service_arguments(inference)
         service: AbstractContextManager[Server] = served(base, run, arguments=arguments, log=log, given_up=given_up)
         stack = ExitStack()
         starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, service))
@@ -204,16 +200,7 @@ class Tester:
         folder, request = self._folder, self._request
         try:
             with boundary(ServerError, "The test"):
-                child = EnvironmentProcess(
-                    command=command_of(folder, request, one, address),
-                    request=request,
-                    log=folder.log(one),
-                    # An environment of atroposlib's wants it where the model gives no tokens.
-                    variables={} if one.is_local else {"ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"},
-                    upstream=upstream,
-                    lifeline=self._lifeline,
-                )
-                ended = await child.run()
+                ended = await self._run(one, command_of(folder, request, one, address), upstream)
                 outcome = read_outcome(folder, request, one)
                 made, expected = len(outcome.groups or outcome.responses), len(request.prompts) or request.num_steps
                 if not ended.error and made < expected:
@@ -233,10 +220,50 @@ class Tester:
         if not self._left:
             self._measured.set()
 
+    async def _run(self, one: TestedModel, command: Sequence[str], upstream: Upstream) -> Ended:
+        """Run the environment's command to its end, or to the deadline. OSError: it cannot be started."""
+        request, log, began = self._request, self._folder.log(one), time.monotonic()
+        variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        variables["HALTERES_LIFELINE_FD"] = str(self._lifeline.read_end)
+        if not one.is_local:  # an environment of atroposlib's wants it where the model gives no tokens
+            variables["ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"] = "1"
+        with tempfile.TemporaryFile(dir=log.parent) as out, tempfile.TemporaryFile(dir=log.parent) as err:
+            child = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=request.program.working_directory,
+                env=environ.with_keys(*secret_variables(request.env), **variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=(self._lifeline.read_end,),
+                process_group=0,
+                preexec_fn=_bounded,
+            )
+            try:
+                unanswered = await _until_over(child, upstream, request.model_within_s)
+            finally:
+                code = await _end(child)
+            stdout, stderr = _printed(out), _printed(err)
+        folder = request.program.working_directory
+        text = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"  # the seeds' form
+        for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
+            text += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
+        log.write_text(Redactor.of_this_process().text(text))
+        ended = Ended(seconds=time.monotonic() - began, traffic=upstream.traffic)
+        if code == 0 and unanswered is None:
+            return ended
+        if unanswered is None:
+            error, why, fault = exited(code, upstream.traffic, stderr)
+        else:
+            hung = hung_at(str(request.program.path), stderr)
+            error, why, fault = timed_out(request.model_within_s, unanswered, hung)
+        ends = {"stdout": folded(stdout)[-LONGEST_OUTPUT:], "stderr": folded(stderr)[-LONGEST_OUTPUT:]}
+        return msgspec.structs.replace(ended, error=error, why=why, fault=fault, **ends)
+
 
 def command_of(folder: TestFolder, request: Request, one: TestedModel, address: str) -> tuple[str, ...]:
     """Write what the environment reads into its folder, which is made here; the command that runs it."""
-    work = folder.work(one)
+    work, is_foreign = folder.work(one), request.program.is_foreign
     work.mkdir()
     tokenizer = one.tokenizer or str(character_tokenizer(work / "characters"))
     server = {
@@ -248,7 +275,7 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
         "timeout": request.model_within_s,
         "health_check": False,
     }
-    env = {
+    env: dict[str, Any] = {
         **request.env,
         "total_steps": request.num_steps,
         "group_size": request.group_size,
@@ -259,8 +286,15 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
         "wandb_name": one.wandb_run,
         "tokenizer_name": tokenizer,
         "data_path_to_save_groups": str(folder.groups(one)),
-        **({} if request.program.is_foreign else _own_settings(request, one, work)),
     }
+    if not is_foreign:  # what our own BaseEnv has besides
+        env |= {name: min(env.get(name, most), most) for name, most in RETRIES.items()}
+        env["max_dropped_groups"] = RETRIES["max_dropped_groups"]  # 0 would be: never
+        limits = {"max_new_tokens": request.max_tokens, "temperature": request.temperature}
+        env |= {name: value for name, value in limits.items() if value is not None}
+        if not one.is_local and env.get("max_token_length", 0) > 0:
+            env["max_token_length"] *= FOREIGN_TOKENS
+        env["run_dir"] = str(work)
     env = json.loads(json.dumps(env))  # values of types that YAML has no word for
     config = work / "config.yaml"
     settings = {"env": env, "openai": [server], "slurm": False, "testing": False}
@@ -270,96 +304,39 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
     # Free prompts go through our own program, in the environment's interpreter where it is one of ours.
     job = work / "job.json"
     job.write_text(json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}))
-    python = sys.executable if request.program.is_foreign else request.program.interpreter
+    answering = ("-m", "halteres.agent.trial.answering", str(config), str(job))
+    if is_foreign:
+        return (sys.executable, *answering)
     declared = read_environment(request.program.path)
-    environment = (str(request.program.path), declared.class_name if declared else "")
-    environment = () if request.program.is_foreign else environment
-    return (python, "-m", "halteres.agent.trial.answering", str(config), str(job), *environment)
+    class_name = declared.class_name if declared else ""
+    return (request.program.interpreter, *answering, str(request.program.path), class_name)
 
 
-def _own_settings(request: Request, one: TestedModel, work: Path) -> dict[str, Any]:
-    """What our own BaseEnv has besides."""
-    env = request.env
-    own: dict[str, Any] = {name: min(env.get(name, most), most) for name, most in RETRIES.items()}
-    own["max_dropped_groups"] = RETRIES["max_dropped_groups"]  # 0 would be: never
-    limits = {"max_new_tokens": request.max_tokens, "temperature": request.temperature}
-    own |= {name: value for name, value in limits.items() if value is not None}
-    if not one.is_local and env.get("max_token_length", 0) > 0:
-        own["max_token_length"] = FOREIGN_TOKENS * env["max_token_length"]
-    return {**own, "run_dir": str(work)}
+def _bounded() -> None:
+    """In the child: it ends with us, writes no core, and fills no disk."""
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentProcess:
-    """An environment that answers with one model, as a child process."""
-
-    command: Sequence[str]
-    request: Request
-    log: Path
-    variables: dict[str, str]
-    upstream: Upstream  # to its model
-    lifeline: Lifeline
-
-    async def run(self) -> Ended:
-        """Run the command to its end, or to the deadline. OSError: it cannot be started."""
-        began, traffic, within_s = time.monotonic(), self.upstream.traffic, self.request.model_within_s
-        place = self.log.parent
-        with tempfile.TemporaryFile(dir=place) as out, tempfile.TemporaryFile(dir=place) as err:
-            child = await self._start(out, err)
-            try:
-                unanswered = await self._until_over(child)
-            finally:
-                code = await _end(child)
-            stdout, stderr = _printed(out), _printed(err)
-        folder, command = self.request.program.working_directory, " ".join(self.command)
-        log = f"Command: {command}\nWorking dir: {folder}\nReturn code: {code}\n"  # the seeds' form
-        for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
-            log += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
-        self.log.write_text(Redactor.of_this_process().text(log))
-        ended = Ended(seconds=time.monotonic() - began, traffic=traffic)
-        if code == 0 and unanswered is None:
-            return ended
-        if unanswered is None:
-            error, why, fault = exited(code, traffic, stderr)
-        else:
-            error, why, fault = timed_out(within_s, unanswered, hung_at(str(self.request.program.path), stderr))
-        ends = {"stdout": folded(stdout)[-LONGEST_OUTPUT:], "stderr": folded(stderr)[-LONGEST_OUTPUT:]}
-        return msgspec.structs.replace(ended, error=error, why=why, fault=fault, **ends)
-
-    async def _start(self, stdout: IO[bytes], stderr: IO[bytes]) -> asyncio.subprocess.Process:
-        lifeline = {"HALTERES_LIFELINE_FD": str(self.lifeline.read_end)}
-        python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        keys = secret_variables(self.request.env)
-        return await asyncio.create_subprocess_exec(
-            *self.command,
-            cwd=self.request.program.working_directory,
-            env=environ.with_keys(*keys, **lifeline, **python, **self.variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(self.lifeline.read_end,),
-            process_group=0,
-            preexec_fn=_bounded,
-        )
-
-    async def _until_over(self, child: asyncio.subprocess.Process) -> int | None:
-        """Until it has ended, or its model has for good: None. At the deadline, how many requests have no answer."""
-        over = self.upstream.over
-        waits = [asyncio.create_task(wait) for wait in (over.wait(), child.wait())]
-        try:
-            await asyncio.wait(waits, timeout=self.request.model_within_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if over.is_set():
-            await _wait(child, GRACE_S)  # some clients repeat for minutes what nobody will answer
-        if over.is_set() or child.returncode is not None:
-            return None
-        unanswered = self.upstream.traffic.in_flight
-        if not unanswered:
-            child.send_signal(signal.SIGABRT)  # its last words are where it hangs
-            await _wait(child, GRACE_S)
-        return unanswered
+async def _until_over(child: asyncio.subprocess.Process, upstream: Upstream, within_s: float) -> int | None:
+    """Until it has ended, or its model has for good: None. At the deadline, how many requests have no answer."""
+    waits = [asyncio.create_task(wait) for wait in (upstream.over.wait(), child.wait())]
+    try:
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if upstream.over.is_set():
+        await _wait(child, GRACE_S)  # some clients repeat for minutes what nobody will answer
+        return None
+    if child.returncode is not None:
+        return None
+    unanswered = upstream.traffic.in_flight
+    if not unanswered:
+        child.send_signal(signal.SIGABRT)  # its last words are where it hangs
+        await _wait(child, GRACE_S)
+    return unanswered
 
 
 async def _wait(child: asyncio.subprocess.Process, within_s: float) -> None:
@@ -377,21 +354,14 @@ async def _end(child: asyncio.subprocess.Process) -> int:
     return await child.wait()
 
 
-def _bounded() -> None:
-    """In the child: it ends with us, writes no core, and fills no disk."""
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-
-
 def _printed(file: IO[bytes]) -> str:
     """What a child printed, without its middle where it was much, and without secrets."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    text = file.read(KEPT_HEAD)
-    if size > KEPT_HEAD + KEPT_TAIL:
-        text += f"\n... {size - KEPT_HEAD - KEPT_TAIL} bytes ...\n".encode()
-        file.seek(-KEPT_TAIL, os.SEEK_END)
+    text = file.read(HEAD)
+    if size > HEAD + TAIL:
+        text += f"\n... {size - HEAD - TAIL} bytes ...\n".encode()
+        file.seek(-TAIL, os.SEEK_END)
     return Redactor.of_this_process().text((text + file.read()).decode(errors="replace"))
 
 
@@ -403,8 +373,8 @@ def folded(text: str) -> str:
     """
     short: list[str] = []
     for _, lines in groupby(text.split("\n"), key=lambda line: _TIME.sub("", line)):
-        first, *again = lines
-        short.append(f"{first} ({len(again) + 1} times)" if first and again else first)
+        first, *others = lines
+        short.append(f"{first} ({len(others) + 1} times)" if first and others else first)
     return "\n".join(short)
 
 

@@ -10,27 +10,37 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field
 
-from halteres.agent.drafting import drafts
-from halteres.agent.tool import READS, Caller, Draft, Hints, LongArguments, Result, TokenNeeded, WaitSeconds, tool
+from halteres.agent import drafts
+from halteres.agent.answer_text import nonempty, shortened
+from halteres.agent.tool import (
+    READS,
+    Caller,
+    Draft,
+    Facts,
+    Hints,
+    LongArguments,
+    Result,
+    TokenNeeded,
+    WaitSeconds,
+    tool,
+)
 from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
-from halteres.agent.trial.report import brief, report
+from halteres.agent.trial.report import AGAIN, brief, report
 from halteres.agent.trial.request import Request, new_request
-from halteres.agent.truncation import nonempty, shortened
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import EnvironmentFailed, NotReady
 from halteres.models import TINY, builtin_path, model_folder
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.process import run_caught
 from halteres.rewards.components import secret_variables
 from halteres.runs.starting.run_models import models_home
@@ -40,20 +50,95 @@ STARTED_WITHIN_S = 5.0  # longer where the call may wait longer
 LOST = "The test's process is gone (killed, or the machine was restarted); what it had measured by then stands."
 
 
+class TestConfig(Facts):
+    """How much is tried."""
+
+    __test__ = False  # for pytest: this is no class of tests
+
+    num_steps: int
+    group_size: int
+    rollouts_per_model: int
+    total_rollouts: int
+
+
+class ModelTested(Facts):
+    """What came of one model; where it went wrong also error, why, log_file, stderr, stdout."""
+
+    model: str
+    name: str
+    scale: str
+    wandb_run: str
+    output_file: str
+    steps: list[dict[str, Any]]  # step, completions, correct, scores
+    steps_tested: int
+    total_completions: int
+    correct_completions: int
+    accuracy: float
+    steps_with_correct: int
+    step_success_rate: float
+    mean_score: float | None = None
+    score_range: list[float] | None = None
+    groups_with_variance: float | None = None  # share of groups
+    truncated: float | None = None  # share of answers
+    parse_failures: float = 0
+    failures: dict[str, int] = {}  # attempts that were replaced, groups that were given up, by code
+    groups_dropped: int = 0
+    seconds: float = 0
+    tokens_per_s: float | None = None
+    trainable: bool | None
+    verdict: str = ""
+
+
+class Summary(Facts):
+    """What it comes to."""
+
+    steps_requested: int
+    models_tested: int
+    models_succeeded: int
+    best_model: str | None
+    avg_accuracy: float
+    environment_working: bool
+    output_directory: str
+    odd_answers: dict[str, float | str | None] = {}  # what the scorer gives for answers that no model gave
+    trainable: bool | None
+    why: str
+
+
+class Sample(Facts):
+    """The best and the worst answer to one task."""
+
+    step: int
+    prompt: str
+    best: str
+    worst: str
+    reference: str = ""
+
+
+class Response(Facts):
+    """A model's answer to a free prompt."""
+
+    model: str = ""
+    prompt: str
+    completion: str
+    finish: str | None = None
+    score: float | None
+    note: str = ""
+
+
 class Tested(Result):
     """A test, done or under way."""
 
     environment: str
     environment_file: str
-    test_config: dict[str, Any]  # num_steps, group_size, rollouts_per_model, total_rollouts
-    models_tested: list[dict[str, Any]]
-    summary: dict[str, Any]
+    test_config: TestConfig
+    models_tested: list[ModelTested]
+    summary: Summary
     status: str  # running, done, failed
     test_id: str
-    samples: list[dict[str, Any]] = []  # step, prompt, best, worst, reference
+    samples: list[Sample] = []
     note: str = ""  # how prompts were counted, where the base model is not here
     discarded_edits: dict[str, Any] = {}  # of the draft: locked by now, or gone; once
-    responses: list[dict[str, Any]] = []  # of `prompts`: prompt, completion, score
+    responses: list[Response] = []  # to `prompts`
 
 
 @tool(title="Test an environment", hints=Hints(open_world=True), arguments=LongArguments)
@@ -94,49 +179,29 @@ async def rl_test_inference(
     if test_id:
         folder = await asyncio.to_thread(find_test, test_id)
     else:
-        make_request = partial(
-            new_request,
-            num_steps=num_steps,
-            group_size=group_size,
-            models=models,
-            prompts=prompts or (),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            backend=backend,
-        )
-        request, discarded = await _request(caller, draft, make_request, max(wait_s, STARTED_WITHIN_S))
+        limits = {"num_steps": num_steps, "group_size": group_size, "prompts": tuple(prompts or ())}
+        limits |= {"max_tokens": max_tokens, "temperature": temperature}
+
+        def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
+            chosen, discarded = drafts.current(caller, draft)
+            request = new_request(chosen, models, backend, **limits)
+            spent = [name for name in keys_for(request) if environ.is_set(name)]
+            if spent and caller.open_threads is not None:
+                why = f"Others are asked with this server's {' and '.join(spent)}"
+                raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
+            return request, discarded
+
+        making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))
+        try:
+            async with asyncio.timeout(max(wait_s, STARTED_WITHIN_S)):
+                request, discarded = await asyncio.shield(making)
+        except TimeoutError as error:  # its thread goes on, and the environment is not asked twice
+            making.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
+            raise NotReady("The environment takes long to describe itself.", "", (AGAIN, " again")) from error
         folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
     await until_ended(folder, ends_at)
     answer = await asyncio.to_thread(_answer, folder)
-    if discarded:
-        answer["discarded_edits"] = dict(discarded)
-    return Tested(**answer)
-
-
-async def _request(
-    caller: Caller, draft: str | None, make_request: Callable[[drafts.Draft], Request], within_s: float
-) -> tuple[Request, Mapping[str, Any]]:
-    """What is asked, and edits that the draft can have no more. A caller without the token spends no key.
-
-    NotReady where the environment takes too long to describe itself; it is not asked twice.
-    """
-
-    def find_out() -> tuple[Request, Mapping[str, Any]]:
-        chosen, discarded = drafts.current(caller, draft)
-        request = make_request(chosen)
-        spent = [name for name in keys_for(request) if environ.is_set(name)]
-        if spent and caller.open_threads is not None:
-            why = f"Others are asked with this server's {' and '.join(spent)}"
-            raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
-        return request, discarded
-
-    asking = asyncio.create_task(caller.in_thread("rl_test_inference", find_out))
-    try:
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(asking)
-    except TimeoutError as error:
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
-        raise NotReady("The environment takes long to describe itself.", "", "rl_test_inference() again") from error
+    return Tested(**answer, **nonempty(discarded_edits=dict(discarded)))
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
@@ -148,11 +213,11 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         return brief(result)
     answer = report(folder, folder.request(Request), "running")
     if folder.phase() == "running":
-        answer["next"] = worded("rl_test_inference", test_id=folder.test_id)
+        answer["next"] = NextStep.of("rl_test_inference", test_id=folder.test_id)
     elif folder.result() is not None:  # it ended while we looked
         return _answer(folder)
     else:
-        answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": "rl_test_inference()"}
+        answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": AGAIN}
     return brief(answer)
 
 
@@ -164,13 +229,21 @@ ECHOED, LONGEST_ECHO, LONGEST_PROMPT = 8, 60, 240
 """Texts of a call that its answer repeats with their scores; characters of one, and of the prompt."""
 
 
+class ScoredText(Facts):
+    """One text's score."""
+
+    completion: str = ""
+    score: float | None  # null, with a note, where the scorer failed
+    note: str = ""
+
+
 class Scored(Result):
     """What an environment gives for texts."""
 
     environment: str
     prompt: str  # the task that the texts answer
     reference: str = ""  # its right answer, where the task has a field for it
-    scores: list[dict[str, Any]]  # in the order given: completion, score; null with a note where the scorer failed
+    scores: list[ScoredText]  # in the order given
     success_above: float  # a score above it counts as right
 
 
@@ -200,15 +273,15 @@ def rl_score(
         prompt=shortened(found["prompt"], LONGEST_PROMPT),
         **nonempty(reference=shortened(found["reference"], LONGEST_PROMPT)),
         scores=[
-            {
+            ScoredText(
                 **({"completion": shortened(text, LONGEST_ECHO)} if len(completions) <= ECHOED else {}),
-                "score": row["score"],
+                score=row["score"],
                 **({"note": shortened(row["note"], LONGEST_PROMPT)} if "note" in row else {}),
-            }
+            )
             for text, row in zip(completions, found["scores"], strict=True)
         ],
         success_above=settings.run.success_threshold,
-        next="rl_test_inference()",
+        next=AGAIN,
     )
 
 

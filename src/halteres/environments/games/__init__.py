@@ -11,14 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from halteres.config.gem_ids import not_a_game
-from halteres.environments.games.fifteen_puzzle import FifteenPuzzle
+from halteres.environments.games.board_games import FifteenPuzzle, Game2048, TowerOfHanoi
 from halteres.environments.games.game import Game
-from halteres.environments.games.game_2048 import Game2048
-from halteres.environments.games.minesweeper import Minesweeper
-from halteres.environments.games.number_games import GuessTheNumber, Mastermind
-from halteres.environments.games.sokoban import Sokoban
-from halteres.environments.games.sudoku import Sudoku
-from halteres.environments.games.tower_of_hanoi import TowerOfHanoi
+from halteres.environments.games.map_games import Minesweeper, Sokoban
+from halteres.environments.games.number_games import GuessTheNumber, Mastermind, Sudoku
 from halteres.environments.games.word_games import Hangman, Wordle, WordSearch
 from halteres.rollouts.rng import Split
 
@@ -38,12 +34,12 @@ FAMILIES: tuple[type[Game[Any, Any]], ...] = (
 """One line each."""
 
 
-def _ids(family: type[Game[Any, Any]]) -> list[str]:
-    plain = [f"game:{family.name}-v0-{level}" for level in (*family.levels, "random")]
-    return plain + [f"game:{family.name}-v1-{level}" for level in family.corrected]
-
-
-_FAMILY_OF = {id: family for family in FAMILIES for id in _ids(family)}
+_FAMILY_OF = {
+    f"game:{family.name}-{version}-{level}": family
+    for family in FAMILIES
+    for version, levels in (("v0", (*family.levels, "random")), ("v1", family.corrected))
+    for level in levels
+}
 
 IDS: tuple[str, ...] = tuple(_FAMILY_OF)
 """All games: `game:<family>-v0-<level>` is GEM's, `-v1-` is ours, where GEM's has a defect."""

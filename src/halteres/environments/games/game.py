@@ -86,7 +86,7 @@ class Game(ABC, Generic[LevelT, ActionT]):
     corrected: ClassVar[Sequence[str]] = ()  # levels that exist as v1 too
     options: ClassVar[Mapping[str, Any]] = {}  # parameters beyond the id: their defaults, JSON-able
     pattern: ClassVar[re.Pattern[str]]  # of an action; the last match within the answer counts
-    state: ClassVar[Sequence[str]]  # the attributes that `setup` and `move` write; their values are JSON-able
+    state: ClassVar[Sequence[str]]  # the attributes that `_setup` and `_move` write; their values are JSON-able
 
     format_error: ClassVar[str] = "At turn {turn}, you did not provide a valid guess."
     turn_limit: ClassVar[str] = "You have reached the maximum number of turns."
@@ -113,34 +113,34 @@ class Game(ABC, Generic[LevelT, ActionT]):
         return False
 
     @abstractmethod
-    def setup(self) -> None:
+    def _setup(self) -> None:
         """Draw the initial state of `level` from `rng`."""
 
     @abstractmethod
-    def rules(self) -> str:
-        """The first observation, drawn after `setup`; an example in it is drawn from `rng`."""
+    def _rules(self) -> str:
+        """The first observation, drawn after `_setup`; an example in it is drawn from `rng`."""
 
     @abstractmethod
-    def suffix(self) -> str:
+    def _suffix(self) -> str:
         """The board as it is now, and the request for a move."""
 
     @abstractmethod
-    def parse(self, found: re.Match[str]) -> ActionT | None:
+    def _parse(self, found: re.Match[str]) -> ActionT | None:
         """The action of a match; None or a ValueError makes it a format error."""
 
     @abstractmethod
-    def move(self, action: ActionT) -> Move:
+    def _move(self, action: ActionT) -> Move:
         """Play an action; one that is against the rules changes nothing, pays nothing and is told why."""
 
     @abstractmethod
     def random_action(self, rng: random.Random) -> str:
         """A well-formed action, not always a possible one."""
 
-    def random_level(self) -> LevelT:
+    def _random_level(self) -> LevelT:
         """The level of one episode of the level "random": the first draws of a reset."""
         return self.rng.choice(self.random_levels)
 
-    def turn_limit_reward(self, action: ActionT) -> float | None:
+    def _turn_limit_reward(self, action: ActionT) -> float | None:
         """What the last turn pays instead of its move where no move ended the episode; None: its move is paid."""
         return None
 
@@ -151,26 +151,39 @@ class Game(ABC, Generic[LevelT, ActionT]):
             self._num_seeds_taken += 1
         self._begin(seed)
         self.turn = 0
-        self.setup()
-        observation = self.rules()
-        return observation, {"suffix": self.suffix(), "seed": seed} if self.suffix_at_reset else {"seed": seed}
+        self._setup()
+        observation = self._rules()
+        return observation, {"suffix": self._suffix(), "seed": seed} if self.suffix_at_reset else {"seed": seed}
 
     def step(self, action: str) -> Step:
         """Play the last action within an answer of the policy."""
         self.turn += 1
-        parsed = self._parsed(action)
+        found = list(self.pattern.finditer(action))
+        try:
+            parsed = self._parse(found[-1]) if found else None
+        except ValueError:  # Python refuses to convert more than 4300 digits
+            parsed = None
+        component, truncated = "move", False
+        outcome: Outcome | None
         if parsed is None:
-            text = self.format_error.format(turn=self.turn)
+            observation, reward = self.format_error.format(turn=self.turn), FORMAT_ERROR_REWARD
+            component = outcome = "format_error"
             truncated = self.turn == self.level.max_turns
-            return self._result(text, FORMAT_ERROR_REWARD, "format_error", "format_error", truncated)
-        observation, reward, outcome = self.move(parsed)
-        if outcome is None and self.turn >= self.level.max_turns:
-            text = self.turn_limit.format(max_turns=self.level.max_turns)
-            replaced = self.turn_limit_reward(parsed)
-            if replaced is None:
-                return self._result(text, reward, "move", "turn_limit", True)
-            return self._result(text, replaced, "turn_limit", "turn_limit", True)
-        return self._result(observation, reward, "move", outcome, False)
+        else:
+            observation, reward, outcome = self._move(parsed)
+            if outcome is None and self.turn >= self.level.max_turns:
+                observation, outcome = self.turn_limit.format(max_turns=self.level.max_turns), "turn_limit"
+                truncated = True
+                if (instead := self._turn_limit_reward(parsed)) is not None:
+                    component, reward = "turn_limit", instead
+        info: Info = {
+            "suffix": self._suffix(),
+            "seed": self.seed,
+            "outcome": outcome,
+            "success": outcome == "success",
+            "reward_components": {component: reward},
+        }
+        return observation, reward, outcome is not None, truncated, info
 
     def save(self) -> dict[str, Any]:
         """The whole state, JSON-able."""
@@ -218,31 +231,36 @@ class Game(ABC, Generic[LevelT, ActionT]):
     def _begin(self, seed: int) -> None:
         self.seed = seed
         self.rng.seed(seed)
-        self.level = self.random_level() if self.level_name == "random" else self.levels[self.level_name]
-
-    def _parsed(self, action: str) -> ActionT | None:
-        last = None
-        for found in self.pattern.finditer(action):
-            last = found
-        try:
-            return None if last is None else self.parse(last)
-        except ValueError:  # Python refuses to convert more than 4300 digits
-            return None
-
-    def _result(
-        self, observation: str, reward: float, component: str, outcome: Outcome | None, truncated: bool
-    ) -> Step:
-        info: Info = {
-            "suffix": self.suffix(),
-            "seed": self.seed,
-            "outcome": outcome,
-            "success": outcome == "success",
-            "reward_components": {component: reward},
-        }
-        return observation, reward, outcome is not None, truncated, info
+        self.level = self._random_level() if self.level_name == "random" else self.levels[self.level_name]
 
 
 def episode_seed(task: Task, split: Split, base_seed: int, index: int) -> int:
     """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without naming one."""
     name = f"halteres/games/1:{task.id}/{sorted(task.parameters.items())}/{split}/{base_seed}/{index}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+
+
+DIRECTIONS = ("up", "down", "left", "right")
+
+
+class DirectionGame(Game[LevelT, str]):
+    """A game whose actions are the four directions."""
+
+    pattern = re.compile(r"\\boxed\{(up|down|left|right)\}", re.IGNORECASE)
+
+    def _parse(self, found: re.Match[str]) -> str | None:
+        """A direction, or a look-alike: ignoring case, the pattern takes a dotless i for an i."""
+        return found[1].lower()
+
+    def random_action(self, rng: random.Random) -> str:
+        """Any direction."""
+        return boxed(rng.choice(DIRECTIONS))
+
+
+def boxed(*parts: object) -> str:
+    r"""An action as a policy writes it.
+
+    >>> boxed(1, 2)
+    '\\boxed{1 2}'
+    """
+    return f"\\boxed{{{' '.join(map(str, parts))}}}"

@@ -9,13 +9,13 @@ import hashlib
 import random
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from halteres.environments.games.game import Game, Level, Move
+from halteres.environments.games.game import Game, Level, Move, boxed
 from halteres.errors import InvalidConfig
 from halteres.rollouts.rng import Split
 
@@ -26,37 +26,14 @@ LevelT = TypeVar("LevelT", bound=Level)
 ActionT = TypeVar("ActionT")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class WordList:
-    """Words in their order, which is part of what a seed means.
+    """Words in their order, which is part of what a seed means."""
 
-    Args:
-        basic: for all levels but the hard ones of WordSearch.
-        full: for those.
-        source: where they come from, for errors.
-    """
-
-    def __init__(self, basic: Sequence[str], full: Sequence[str], source: str) -> None:
-        self.basic, self.full, self.source = tuple(basic), tuple(full), source
-        self.sha256 = hashlib.sha256("\n".join(full).encode()).hexdigest()
-        self._by_length: dict[int, tuple[str, ...]] = {}
-
-    def of_length(self, length: int) -> tuple[str, ...]:
-        """The basic words of so many letters, lower case and letters alone.
-
-        Raises:
-            InvalidConfig: there is none.
-        """
-        if length not in self._by_length:
-            self._by_length[length] = tuple(
-                word for word in self.basic if len(word) == length and word.isalpha() and word.islower()
-            )
-        if not self._by_length[length]:
-            raise InvalidConfig(
-                f"{self.source} has no word of {length} letters.",
-                "This level of the game hides one.",
-                "Add some, one a line in lower case, or leave `words` out: the bundled list has 3 to 10 letters.",
-            )
-        return self._by_length[length]
+    basic: list[str]  # for all levels but the hard ones of WordSearch
+    full: list[str]  # for those
+    source: str  # where they come from, for errors
+    sha256: str  # of `full`
 
 
 @lru_cache(maxsize=4)
@@ -66,18 +43,36 @@ def load_words(file: str | None = None) -> WordList:
     Raises:
         InvalidConfig: the file cannot be read as text, or has no words.
     """
-    if file is None:
-        basic, long = (_lines((FOLDER / name).read_text()) for name in ("basic.txt", "long.txt"))
-        return WordList(basic, basic + long, "The bundled word list")
+    source = "The bundled word list" if file is None else f"The word list {file}"
+    files = [FOLDER / "basic.txt", FOLDER / "long.txt"] if file is None else [Path(file)]
     try:
-        words = _lines(Path(file).read_text(encoding="utf-8"))
+        texts = [one.read_text(encoding="utf-8") for one in files]
     except (OSError, ValueError) as error:
         raise InvalidConfig(
-            f"The word list {file} cannot be read.", f"{error}.", "Set `words` to a text file with one word a line."
+            f"{source} cannot be read.", f"{error}.", "Set `words` to a text file with one word a line."
         ) from error
-    if not words:
-        raise InvalidConfig(f"The word list {file} is empty.", next="Put one word on each line.")
-    return WordList(words, words, f"The word list {file}")
+    basic, *others = ([line for line in text.splitlines() if line.strip()] for text in texts)
+    full = sum(others, basic)
+    if not full:
+        raise InvalidConfig(f"{source} is empty.", next="Put one word on each line.")
+    return WordList(basic, full, source, hashlib.sha256("\n".join(full).encode()).hexdigest())
+
+
+@cache
+def words_of_length(words: WordList, length: int) -> list[str]:
+    """The basic words of so many letters, lower case and letters alone.
+
+    Raises:
+        InvalidConfig: there is none.
+    """
+    found = [word for word in words.basic if len(word) == length and word.isalpha() and word.islower()]
+    if not found:
+        raise InvalidConfig(
+            f"{words.source} has no word of {length} letters.",
+            "This level of the game hides one.",
+            "Add some, one a line in lower case, or leave `words` out: the bundled list has 3 to 10 letters.",
+        )
+    return found
 
 
 class WordGame(Game[LevelT, ActionT]):
@@ -107,10 +102,6 @@ class WordGame(Game[LevelT, ActionT]):
         self.task = replace(self.task, parameters={**self.task.parameters, "words_sha256": self.words.sha256})
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordLength(Level):
     """A word of so many letters is hidden."""
@@ -125,7 +116,7 @@ class HiddenWordGame(WordGame[WordLength, str]):
 
     def random_word(self, rng: random.Random) -> str:
         """A word of the level's length, upper case."""
-        return rng.choice(self.words.of_length(self.level.word_length)).upper()
+        return rng.choice(words_of_length(self.words, self.level.word_length)).upper()
 
 
 class Hangman(HiddenWordGame):
@@ -149,13 +140,12 @@ class Hangman(HiddenWordGame):
     board: list[str]  # a letter or "_" for each of the secret's
     guessed: list[str]  # letters
 
-    def setup(self) -> None:
-        """Draw the word."""
+    def _setup(self) -> None:
         self.secret = self.random_word(self.rng)
         self.board = ["_"] * len(self.secret)
         self.guessed = []
 
-    def rules(self) -> str:
+    def _rules(self) -> str:
         """With an example of a word, then of a letter."""
         word, letter = self._random_word(self.rng), self._random_letter(self.rng)
         if self.version == 0:
@@ -176,56 +166,47 @@ class Hangman(HiddenWordGame):
             f"2. You have to win within {self.level.max_turns} turns.\n\n"
         )
 
-    def suffix(self) -> str:
-        """The letters found so far, under the numbers of their columns."""
+    def _suffix(self) -> str:
         columns = " ".join(f"C{column:02}" for column in range(len(self.board)))
         row = "".join(f"  {letter} " for letter in self.board)
         return f"Here is the current state of the Hangman grid:\n{columns}\n{row}\n\nEnter your guess."
 
-    def parse(self, found: re.Match[str]) -> str:
-        """Letter or word."""
+    def _parse(self, found: re.Match[str]) -> str:
         return found[1].upper()
 
-    def move(self, action: str) -> Move:
+    def _move(self, action: str) -> Move:
         """One letter is a guess of that letter, more are a guess of the word."""
-        return self._guess_letter(action) if len(action) == 1 else self._guess_word(action)
+        won = f"Congratulations! You guessed the word '{self.secret}' correctly!"
+        if len(action) > 1:
+            guessed = f"At turn {self.turn}, You guessed '{action}' which is"
+            if action == self.secret:
+                return Move(won, self.board.count("_") / len(self.board) * 0.5 + 0.5, "success")
+            if len(action) != len(self.secret):
+                length = len(self.secret)
+                return Move(f"{guessed} of length {len(action)}, but the secret word is of length {length}.")
+            return Move(f"{guessed} incorrect.")
+        if action in self.guessed:
+            return Move(f"At turn {self.turn}, you guessed '{action}', which has been already guessed before.")
+        self.guessed.append(action)
+        if action not in self.secret:
+            return Move(f"At turn {self.turn}, you guessed a letter '{action}' that is not in the secret word.")
+        pairs = zip(self.secret, self.board, strict=True)
+        self.board = [letter if letter == action else shown for letter, shown in pairs]
+        reward = self.secret.count(action) / len(self.secret) * 0.5
+        if self.version > 0 and "_" not in self.board:
+            return Move(won, reward + 0.5, "success")
+        text = f"At turn {self.turn}, you successfully guessed a letter '{action}' that is in the secret word."
+        return Move(text, reward)
 
     def random_action(self, rng: random.Random) -> str:
         """A word or a letter."""
         return rng.choice([self._random_word, self._random_letter])(rng)
 
-    def _guess_word(self, word: str) -> Move:
-        guessed = f"At turn {self.turn}, You guessed '{word}' which is"
-        if word == self.secret:
-            hidden = self.board.count("_") / len(self.board)
-            return Move(self._congratulations(), hidden * 0.5 + 0.5, "success")
-        if len(word) != len(self.secret):
-            return Move(f"{guessed} of length {len(word)}, but the secret word is of length {len(self.secret)}.")
-        return Move(f"{guessed} incorrect.")
-
-    def _guess_letter(self, letter: str) -> Move:
-        if letter in self.guessed:
-            return Move(f"At turn {self.turn}, you guessed '{letter}', which has been already guessed before.")
-        self.guessed.append(letter)
-        if letter not in self.secret:
-            return Move(f"At turn {self.turn}, you guessed a letter '{letter}' that is not in the secret word.")
-        self.board = [
-            hidden if hidden == letter else shown for hidden, shown in zip(self.secret, self.board, strict=True)
-        ]
-        reward = self.secret.count(letter) / len(self.secret) * 0.5
-        if self.version > 0 and "_" not in self.board:
-            return Move(self._congratulations(), reward + 0.5, "success")
-        text = f"At turn {self.turn}, you successfully guessed a letter '{letter}' that is in the secret word."
-        return Move(text, reward)
-
-    def _congratulations(self) -> str:
-        return f"Congratulations! You guessed the word '{self.secret}' correctly!"
-
     def _random_word(self, rng: random.Random) -> str:
-        return f"\\boxed{{{self.random_word(rng)}}}"
+        return boxed(self.random_word(rng))
 
     def _random_letter(self, rng: random.Random) -> str:
-        return f"\\boxed{{{rng.choice(string.ascii_uppercase)}}}"
+        return boxed(rng.choice(string.ascii_uppercase))
 
 
 class Wordle(HiddenWordGame):
@@ -247,19 +228,17 @@ class Wordle(HiddenWordGame):
     guesses: list[str]
     found: list[bool]  # for each letter of the secret, whether a guess had it in its place
 
-    def random_level(self) -> WordLength:
+    def _random_level(self) -> WordLength:
         """3 to 5 letters, five turns for each."""
         length = self.rng.randint(3, 5)
         return WordLength(word_length=length, max_turns=5 * length)
 
-    def setup(self) -> None:
-        """Draw the word."""
+    def _setup(self) -> None:
         self.secret = self.random_word(self.rng)
         self.guesses = []
         self.found = [False] * len(self.secret)
 
-    def rules(self) -> str:
-        """With an example guess, which may be the word itself."""
+    def _rules(self) -> str:
         return (
             "You are playing Wordle.\n"
             f"You have to guess the secret {self.level.word_length}-letter word within {self.level.max_turns} turns.\n"
@@ -273,17 +252,14 @@ class Wordle(HiddenWordGame):
             " before you run out of guesses.\n"
         )
 
-    def suffix(self) -> str:
-        """There is no board."""
+    def _suffix(self) -> str:
         return "Enter your guess."
 
-    def parse(self, found: re.Match[str]) -> str:
-        """The letters, without the spaces between them."""
+    def _parse(self, found: re.Match[str]) -> str:
         guess = found[1].upper()
         return guess.replace(" ", "") if self.version == 0 else "".join(guess.split())
 
-    def move(self, action: str) -> Move:
-        """Mark a guess."""
+    def _move(self, action: str) -> Move:
         guessed = f"At turn {self.turn}, you guessed {action}"
         if len(action) != len(self.secret):
             return Move(
@@ -292,7 +268,15 @@ class Wordle(HiddenWordGame):
         if action in self.guesses:
             return Move(f"{guessed}, which has been already guessed before.")
         self.guesses.append(action)
-        marks = _marks(action, self.secret)
+        # G for a letter in its place, Y for one elsewhere in the secret, X for others; each letter counts once.
+        left = [hidden for letter, hidden in zip(action, self.secret, strict=True) if letter != hidden]
+        marks: list[str] = []
+        for letter, hidden in zip(action, self.secret, strict=True):
+            if letter != hidden and letter in left:
+                left.remove(letter)
+                marks.append("Y")
+            else:
+                marks.append("G" if letter == hidden else "X")
         newly_found = [mark == "G" and not before for mark, before in zip(marks, self.found, strict=True)]
         self.found = [before or now for before, now in zip(self.found, newly_found, strict=True)]
         reward = 0.5 * sum(newly_found) / len(self.secret)
@@ -304,29 +288,14 @@ class Wordle(HiddenWordGame):
 
     def random_action(self, rng: random.Random) -> str:
         """A word of the list."""
-        return f"\\boxed{{{self.random_word(rng)}}}"
-
-
-def _marks(guess: str, secret: str) -> list[str]:
-    """G for a letter in its place, Y for one elsewhere in the secret, X for others; each letter counts once."""
-    left = [hidden for letter, hidden in zip(guess, secret, strict=True) if letter != hidden]
-    marks: list[str] = []
-    for letter, hidden in zip(guess, secret, strict=True):
-        if letter == hidden:
-            marks.append("G")
-        elif letter in left:
-            left.remove(letter)
-            marks.append("Y")
-        else:
-            marks.append("X")
-    return marks
+        return boxed(self.random_word(rng))
 
 
 Line = tuple[int, int, int, int]
 """Start row, start column, end row, end column; from 0."""
 
-Place = tuple[int, int, str]
-"""Row and column of a word's first letter, "across" or "down"."""
+Place = list[Any]
+"""Row and column of a word's first letter, "across" or "down"; a list, because JSON has no tuples."""
 
 EMPTY = "."
 
@@ -360,7 +329,7 @@ class WordSearch(WordGame[WordCount, Line]):
     )
 
     grid: list[list[str]]  # square; a capital letter in each cell
-    places: dict[str, list[Any]]  # Place by word, longest word first; as lists, because JSON has no tuples
+    places: dict[str, Place]  # by word, longest word first
     found: list[str]
     marked: list[list[int]]  # row and column of each cell of a word that was found
     attempts: list[list[int]]
@@ -370,16 +339,13 @@ class WordSearch(WordGame[WordCount, Line]):
         """Version 0 pays a word twice."""
         return self.version == 0
 
-    def setup(self) -> None:
-        """Draw the words and the grid."""
+    def _setup(self) -> None:
         words = self.words.full if self.level.full_list else self.words.basic
         drawn = [word.upper() for word in self.rng.sample(words, min(self.level.num_words, len(words)))]
-        self.grid, places = _hide(sorted(drawn, key=len, reverse=True), self.rng)
-        self.places = {word: list(place) for word, place in places.items()}
+        self.grid, self.places = _hide(sorted(drawn, key=len, reverse=True), self.rng)
         self.found, self.marked, self.attempts = [], [], []
 
-    def rules(self) -> str:
-        """Without a draw."""
+    def _rules(self) -> str:
         hidden = "" if self.version == 0 else f"\nThe hidden words are: {', '.join(sorted(self.places))}."
         return (
             f"You are participating in a Word Search challenge ({'Hardcore' if self.level.full_list else 'Basic'}).\n"
@@ -398,8 +364,7 @@ class WordSearch(WordGame[WordCount, Line]):
             f"- Make your guesses carefully and strategically!{hidden}"
         )
 
-    def suffix(self) -> str:
-        """The grid, and how many words are found."""
+    def _suffix(self) -> str:
         columns = "   " + " ".join(f"C{column:02}" for column in range(len(self.grid)))
         marked = {(row, column) for row, column in self.marked}
         rows = [
@@ -412,13 +377,11 @@ class WordSearch(WordGame[WordCount, Line]):
         board = "\n".join([columns, *rows])
         return f"Current Board:\n{board}\nWords Found: {len(self.found)}/{len(self.places)}\nEnter your guess."
 
-    def parse(self, found: re.Match[str]) -> Line:
-        """Four numbers."""
+    def _parse(self, found: re.Match[str]) -> Line:
         start_row, start_column, end_row, end_column = (int(number) for number in found.groups())
         return start_row, start_column, end_row, end_column
 
-    def move(self, action: Line) -> Move:
-        """Look whether a word lies there."""
+    def _move(self, action: Line) -> Move:
         tried_before = list(action) in self.attempts
         self.attempts.append(list(action))
         start_row, start_column, end_row, end_column = action
@@ -432,12 +395,13 @@ class WordSearch(WordGame[WordCount, Line]):
                 f"At turn {self.turn}, you tried {ends}, which is not valid because words must be either across"
                 " (horizontal) or down (vertical)."
             )
-        word = self._word_at(action)
+        ways = (action, (*action[2:], *action[:2]))  # the first placed word with these ends, either way round
+        word = next((word for word in self.places if self._line(word) in ways), None)
         if word is None:
             return Move(f"At turn {self.turn}, incorrect attempt. No word found at coordinates {ends}.")
         if word not in self.found:
             self.found.append(word)
-            self.marked += [list(cell) for cell in _cells(self._line(word))]
+            self.marked += [list(cell) for cell in _span(word, self.places[word])]
         elif self.version > 0:
             return Move(f"At turn {self.turn}, you have already found the word '{word}'.")
         reward = 1 / len(self.places)
@@ -451,15 +415,9 @@ class WordSearch(WordGame[WordCount, Line]):
         across = rng.random() < 0.5
         return f"\\boxed{{{row} {column} {row if across else end} {end if across else column}}}"
 
-    def _word_at(self, line: Line) -> str | None:
-        """The first placed word with these ends, either way round."""
-        backwards = (*line[2:], *line[:2])
-        return next((word for word in self.places if self._line(word) in (line, backwards)), None)
-
     def _line(self, word: str) -> Line:
-        row, column, direction = self.places[word]
-        length = len(word) - 1
-        return (row, column, row, column + length) if direction == "across" else (row, column, row + length, column)
+        cells = _span(word, self.places[word])
+        return (*cells[0], *cells[-1])
 
 
 def _hide(words: list[str], rng: random.Random) -> tuple[list[list[str]], dict[str, Place]]:
@@ -469,31 +427,28 @@ def _hide(words: list[str], rng: random.Random) -> tuple[list[list[str]], dict[s
     grid = [[EMPTY] * size for _ in range(size)]
     places: dict[str, Place] = {}
     for word in words:
-        place = next(
-            (place for place in _wanted(word, directions[word], places, size, rng) if _fits(grid, word, place)), None
-        )
-        if place is not None:
-            places[word] = place
-            for letter, (row, column) in zip(word, _span(word, place), strict=True):
-                grid[row][column] = letter
+        # Best place first: the centre for the first one, crossings for others, then anywhere.
+        direction, middle, start = directions[word], size // 2, (size - len(word)) // 2
+        if places:
+            best = list(_crossings(word, direction, places, size))
+            rng.shuffle(best)
+        else:
+            best = [[middle, start, direction] if direction == "across" else [start, middle, direction]]
+        anywhere = [[row, column, direction] for row in range(size) for column in range(size)]
+        for place in best + anywhere:
+            cells = list(zip(word, _span(word, place), strict=True))
+            is_inside = max(cells[-1][1]) < size
+            if is_inside and all(grid[row][column] in (EMPTY, letter) for letter, (row, column) in cells):
+                places[word] = place
+                for letter, (row, column) in cells:
+                    grid[row][column] = letter
+                break
     for line in grid:
         line[:] = [rng.choice(string.ascii_uppercase) if letter == EMPTY else letter for letter in line]
     return grid, places
 
 
-def _wanted(word: str, direction: str, places: dict[str, Place], size: int, rng: random.Random) -> Iterator[Place]:
-    """Where a word may go, best place first: the centre for the first one, crossings for others, then anywhere."""
-    if places:
-        crossings = list(_crossings(word, direction, places, size))
-        rng.shuffle(crossings)
-        yield from crossings
-    else:
-        middle, start = size // 2, (size - len(word)) // 2
-        yield (middle, start, direction) if direction == "across" else (start, middle, direction)
-    yield from ((row, column, direction) for row in range(size) for column in range(size))
-
-
-def _crossings(word: str, direction: str, places: dict[str, Place], size: int) -> Iterator[Place]:
+def _crossings(word: str, direction: str, places: Mapping[str, Place], size: int) -> Iterator[Place]:
     """Places at which a word shares a letter with a placed word of the other direction and begins inside the grid."""
     for placed, (placed_row, placed_column, placed_direction) in places.items():
         if placed_direction == direction:
@@ -504,24 +459,10 @@ def _crossings(word: str, direction: str, places: dict[str, Place], size: int) -
                 row = placed_row - index if down else placed_row + placed_index
                 column = placed_column + placed_index if down else placed_column - index
                 if letter == placed_letter and 0 <= row < size and 0 <= column < size:
-                    yield row, column, direction
-
-
-def _fits(grid: list[list[str]], word: str, place: Place) -> bool:
-    """Whether a word stays inside the grid and agrees with the letters that are there."""
-    row, column, direction = place
-    if (column if direction == "across" else row) + len(word) > len(grid):
-        return False
-    cells = zip(word, _span(word, place), strict=True)
-    return all(grid[row][column] in (EMPTY, letter) for letter, (row, column) in cells)
+                    yield [row, column, direction]
 
 
 def _span(word: str, place: Place) -> list[tuple[int, int]]:
     """The cells of a word, in its order."""
     row, column, direction = place
     return [(row, column + i) if direction == "across" else (row + i, column) for i in range(len(word))]
-
-
-def _cells(line: Line) -> list[tuple[int, int]]:
-    """The cells between two ends, row by row."""
-    return [(row, column) for row in range(line[0], line[2] + 1) for column in range(line[1], line[3] + 1)]

@@ -14,50 +14,21 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, Self
+from functools import partial
+from typing import Any, ClassVar, Self, TypeAlias
 
 import msgspec
 
 from halteres.clients.json_client import post_bytes
+from halteres.environments.games.game import Game
 from halteres.errors import HalteresError, InvalidConfig, unknown
 from halteres.text import Tokenizer
 
-WrappedStep = tuple[str, float, bool, bool, dict[str, Any]]
+Environment: TypeAlias = "Game[Any, Any] | Wrapper"
+
+Step = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
-
-
-class Environment(Protocol):
-    """What is wrapped: a game, or a wrapper."""
-
-    def reset(self, seed: int | None = None) -> tuple[str, Any]:
-        """Observation and info of a new episode."""
-        ...
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Any]:
-        """Observation, reward, terminated, truncated, info."""
-        ...
-
-    def save(self) -> dict[str, Any]:
-        """The whole state, JSON-able."""
-        ...
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `save` was called."""
-        ...
-
-    def spawn(self, same_state: bool = False) -> Environment:
-        """Another one of the same kind."""
-        ...
-
-    def random_action(self, rng: random.Random) -> str:
-        """A well-formed action."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what is held."""
-        ...
 
 
 class Wrapper(ABC):
@@ -68,6 +39,7 @@ class Wrapper(ABC):
 
     def __init__(self, env: Environment) -> None:
         self.env = env
+        self._begin()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # also asked for while a copy has no `env` yet
@@ -80,7 +52,7 @@ class Wrapper(ABC):
         return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
 
     @abstractmethod
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Set `state` as it is before the first episode."""
 
     @abstractmethod
@@ -88,7 +60,7 @@ class Wrapper(ABC):
         """Begin an episode."""
 
     @abstractmethod
-    def step(self, action: str) -> WrappedStep:
+    def step(self, action: str) -> Step:
         """Play an answer of the policy."""
 
     def random_action(self, rng: random.Random) -> str:
@@ -113,23 +85,11 @@ class Wrapper(ABC):
         """Another one like it, around another environment like the inner one."""
         twin = copy.copy(self)
         twin.env = self.env.spawn(same_state=same_state)
-        twin.begin()
+        twin._begin()
         if same_state:
             for name in self.state:
                 setattr(twin, name, copy.deepcopy(getattr(self, name)))
         return twin
-
-
-_QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUse:
-    """What a tool made of an answer."""
-
-    action: str  # the answer up to the end of the call
-    observation: str
-    error: str | None  # why the tool failed
 
 
 class _Document(msgspec.Struct):
@@ -144,23 +104,25 @@ class _Reply(msgspec.Struct):
     result: list[_Passage]
 
 
-class SearchTool:
-    """Sends the first `<search>…</search>` of an answer to a search server; no proxy is asked.
+class SearchTool(Wrapper):
+    """An answer with `<search>…</search>` is answered by a search server; any other is an action. At most 5 searches.
 
-    A server of GEM's, or one that answers in its form: POST of a msgpack map {query, topk, return_scores};
-    {result: [{document: {contents: "title\\ntext"}}]} comes back.
+    A search costs no turn of the game. From the first step on `use_tool` is true in every info, as in GEM, where it
+    marks a game's observations as the tool's too; `tool_error` says why a search failed, which is paid for as a use.
+
+    The server is GEM's, or one that answers in its form; no proxy is asked. POST of a msgpack map {query, topk,
+    return_scores}; {result: [{document: {contents: "title\\ntext"}}]} comes back.
 
     Args:
+        env: what is wrapped.
         url: of the server, to which queries are posted.
-        top_k: passages asked for.
-        timeout_s: to wait for the connection, and for each part of the answer.
-
-    Raises:
-        InvalidConfig: this is no address of a web server.
+        reward: of each search, whether it succeeds or not.
     """
 
-    kind = "search"
-
+    state = ("num_uses", "num_successes")
+    max_uses, num_passages = 5, 3
+    timeout_s = 5.0  # to wait for the connection, and for each part of the answer
+    query = re.compile(r"<search>(.*?)</search>", re.DOTALL)
     instructions = (
         "You have access to a search engine to help answer questions.\n\n"
         "Additional instructions:\n"
@@ -175,79 +137,47 @@ class SearchTool:
         "  <answer> your answer here </answer>"
     )
 
-    def __init__(self, url: str, *, top_k: int = 3, timeout_s: float = 5.0) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidConfig(
-                f"The search_url '{url}' is no address of a web server.", next="It begins with http://."
-            )
-        self.url, self.top_k, self.timeout_s = url, top_k, timeout_s
+    def __init__(self, env: Environment, url: str, reward: float) -> None:
+        super().__init__(env)
+        self.url, self.reward = url, reward
 
-    def use(self, answer: str) -> ToolUse | None:
-        """Search for what an answer asks for; None where it asks for nothing. A search that fails is a use too."""
-        found = _QUERY.search(answer)
+    def _begin(self) -> None:
+        self.num_uses = self.num_successes = 0
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """The inner observation, and how to search."""
+        before = {"prev_ep_tool_use_counter": self.num_uses, "prev_ep_tool_success_counter": self.num_successes}
+        self._begin()
+        observation, info = self.env.reset(seed=seed)
+        return f"{observation}\n{self.instructions}", {**info, **before, **self._counters(), "use_tool": False}
+
+    def step(self, action: str) -> Step:
+        """The first search of an answer, or a step of the inner environment."""
+        found = self.query.search(action) if self.num_uses < self.max_uses else None
         if found is None:
-            return None
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return observation, reward, terminated, truncated, {**info, **self._counters(), "use_tool": True}
         shown, error = "", None
-        query: dict[str, Any] = {"query": found[1].strip(), "topk": self.top_k, "return_scores": True}
+        query = {"query": found[1].strip(), "topk": self.num_passages, "return_scores": True}
         try:
             body = msgspec.msgpack.encode(query)
             reply = post_bytes(self.url, body, self.timeout_s, content_type="application/msgpack")
             for number, passage in enumerate(msgspec.msgpack.decode(reply, type=_Reply).result, start=1):
                 title, _, text = passage.document.contents.partition("\n")
                 shown += f"Doc {number}(Title: {title}) {text}\n"
-        except HalteresError as failure:
-            error = failure.what  # what a server says beside its status is not for the policy
-        except (msgspec.MsgspecError, UnicodeError) as failure:
-            error = str(failure)
-        shown = shown if error is None else f"[SearchTool Error: {error}]"
-        observation = f"\n\n<information>{shown}</information>\n\n"
-        return ToolUse(action=answer[: found.end()], observation=observation, error=error)
-
-
-class ToolWrapper(Wrapper):
-    """An answer that calls the tool is answered by the tool; any other is an action. At most `max_uses` calls.
-
-    A call costs no turn of the game. From the first step on `use_tool` is true in every info, as in GEM, where it marks
-    a game's observations as the tool's too; `tool_error` says why a call failed, which is paid for as a use.
-
-    Args:
-        env: what is wrapped.
-        tool: what answers.
-        reward: of each use, whether it succeeds or not.
-    """
-
-    state = ("num_uses", "num_successes")
-    max_uses = 5
-
-    def __init__(self, env: Environment, tool: SearchTool, reward: float) -> None:
-        super().__init__(env)
-        self.tool, self.reward = tool, reward
-        self.begin()
-
-    def begin(self) -> None:
-        """No use yet."""
-        self.num_uses = self.num_successes = 0
-
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """The inner observation, and how the tool is called."""
-        before = {"prev_ep_tool_use_counter": self.num_uses, "prev_ep_tool_success_counter": self.num_successes}
-        self.begin()
-        observation, info = self.env.reset(seed=seed)
-        return f"{observation}\n{self.tool.instructions}", {**info, **before, **self._counters(), "use_tool": False}
-
-    def step(self, action: str) -> WrappedStep:
-        """A use of the tool, or a step of the inner environment."""
-        use = self.tool.use(action) if self.num_uses < self.max_uses else None
-        if use is None:
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            return observation, reward, terminated, truncated, {**info, **self._counters(), "use_tool": True}
+        except (HalteresError, msgspec.MsgspecError, UnicodeError) as failure:
+            # What a server says beside its status is not for the policy.
+            error = failure.what if isinstance(failure, HalteresError) else str(failure)
+            shown = f"[SearchTool Error: {error}]"
         self.num_uses += 1
-        self.num_successes += use.error is None
-        last = "\n\nReached the maximum number of tool use. Please output final answer directly."
-        info: dict[str, Any] = {
-            "parsed_action": use.action,
-            "tool_type": self.tool.kind,
-            "tool_error": use.error,
+        self.num_successes += error is None
+        observation = f"\n\n<information>{shown}</information>\n\n"
+        if self.num_uses == self.max_uses:
+            observation += "\n\nReached the maximum number of tool use. Please output final answer directly."
+        info = {
+            "parsed_action": action[: found.end()],
+            "tool_type": "search",
+            "tool_error": error,
             "seed": self.seed,
             "outcome": None,
             "success": False,
@@ -255,7 +185,6 @@ class ToolWrapper(Wrapper):
             **self._counters(),
             "use_tool": True,
         }
-        observation = use.observation + (last if self.num_uses == self.max_uses else "")
         return observation, self.reward, False, False, info
 
     def _counters(self) -> dict[str, int]:
@@ -302,39 +231,34 @@ class ObservationWrapper(Wrapper):
                 "It renders observations as a chat.",
                 "Give the model's tokenizer, or take 'concat_with_action'.",
             )
-        self.begin()
 
-    def begin(self) -> None:
-        """Nothing seen yet."""
+    def _begin(self) -> None:
         self.observations: list[dict[str, Any]] = []  # messages: role user or tool, content
         self.actions: list[str] = []
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Forget the episode before."""
-        self.begin()
+        self._begin()
         observation, info = self.env.reset(seed=seed)
         if self.view == View.CONCAT_CHAT_ON_RESET:
             observation = self._chat.render([{"role": "user", "content": observation}], add_generation_prompt=True)
-        self._remember(observation, info)
-        return self._shown(info), info
+        return self._shown(observation, dict(info)), dict(info)
 
-    def step(self, action: str) -> WrappedStep:
+    def step(self, action: str) -> Step:
         """Of an answer that called a tool, what follows the call is left out."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, more = self.env.step(action)
+        info: dict[str, Any] = {**more}
         self.actions.append(info.get("parsed_action", action))
-        self._remember(observation, info)
-        return self._shown(info), reward, terminated, truncated, info
+        return self._shown(observation, info), reward, terminated, truncated, info
 
-    def _remember(self, observation: str, info: Mapping[str, Any]) -> None:
-        role = "tool" if info.get("use_tool", False) else "user"
-        self.observations.append({"role": role, "content": observation})
-
-    def _shown(self, info: Mapping[str, Any]) -> str:
+    def _shown(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The episode with its latest observation."""
+        self.observations.append({"role": "tool" if info.get("use_tool", False) else "user", "content": observation})
         messages = self.observations
         if self.view != View.CONCAT:  # observations and actions in turn
             messages = [messages[0]]
-            for action, observation in zip(self.actions, self.observations[1:], strict=True):
-                messages += [{"role": "assistant", "content": action}, observation]
+            for action, following in zip(self.actions, self.observations[1:], strict=True):
+                messages += [{"role": "assistant", "content": action}, following]
         if self.view == View.CONCAT_CHAT:
             shown = self._chat.render(messages, add_generation_prompt=True)
         else:
@@ -348,22 +272,17 @@ class EpisodeTracking(Wrapper):
 
     state = ("num_steps", "cumulative_rewards")
 
-    def __init__(self, env: Environment) -> None:
-        super().__init__(env)
-        self.begin()
-
-    def begin(self) -> None:
-        """No step yet."""
+    def _begin(self) -> None:
         self.num_steps, self.cumulative_rewards = 0, 0.0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Count from 0."""
         before = {"prev_ep_step_counter": self.num_steps, "prev_ep_cumulative_rewards": self.cumulative_rewards}
         observation, info = self.env.reset(seed=seed)
-        self.begin()
+        self._begin()
         return observation, {**info, **before, **self._counters()}
 
-    def step(self, action: str) -> WrappedStep:
+    def step(self, action: str) -> Step:
         """Count a step, tool uses too."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.num_steps += 1
@@ -402,6 +321,7 @@ def wrappers(
             chat template that is missing is told when an environment is wrapped.
     """
     listed = [name.strip() for name in names.split(",")] if names.strip() else []
+    made: list[Callable[[Environment], Wrapper]] = []
     for name in listed:
         if name not in STAGES:
             raise unknown(InvalidConfig, "wrapper", name, STAGES)
@@ -411,6 +331,22 @@ def wrappers(
                 "It runs what a model wrote, and there is no sandbox for that yet.",
                 "Leave it out.",
             )
+        if name == "episode_tracking":
+            made.append(EpisodeTracking)
+        elif name not in SEARCH_REWARDS:
+            made.append(partial(ObservationWrapper, view=View(name), chat=chat))
+        elif search_url is None:
+            raise InvalidConfig(
+                f"The wrapper '{name}' needs a search server.",
+                "search_url is not set.",
+                "Start one that speaks GEM's protocol, and set search_url to its address.",
+            )
+        elif not search_url.startswith(("http://", "https://")):
+            raise InvalidConfig(
+                f"The search_url '{search_url}' is no address of a web server.", next="It begins with http://."
+            )
+        else:
+            made.append(partial(SearchTool, url=search_url, reward=SEARCH_REWARDS[name]))
     stages = [STAGES[name] for name in listed]
     if stages != sorted(set(stages)):
         raise InvalidConfig(
@@ -418,7 +354,7 @@ def wrappers(
             "At most one tool comes first, then at most one observation wrapper, then episode_tracking.",
             f"'{','.join(sorted(dict.fromkeys(listed), key=lambda name: STAGES[name]))}' is the order.",
         )
-    return tuple(_wrapper(name, chat, search_url) for name in listed)
+    return tuple(made)
 
 
 def wrap(env: Environment, names: str, *, chat: Tokenizer | None = None, search_url: str | None = None) -> Environment:
@@ -426,18 +362,3 @@ def wrap(env: Environment, names: str, *, chat: Tokenizer | None = None, search_
     for wrapper in wrappers(names, chat=chat, search_url=search_url):
         env = wrapper(env)
     return env
-
-
-def _wrapper(name: str, chat: Tokenizer | None, search_url: str | None) -> Callable[[Environment], Wrapper]:
-    if name in SEARCH_REWARDS:
-        if search_url is None:
-            raise InvalidConfig(
-                f"The wrapper '{name}' needs a search server.",
-                "search_url is not set.",
-                "Start one that speaks GEM's protocol, and set search_url to its address.",
-            )
-        tool = SearchTool(search_url)
-        return lambda env: ToolWrapper(env, tool, SEARCH_REWARDS[name])
-    if name == "episode_tracking":
-        return EpisodeTracking
-    return lambda env: ObservationWrapper(env, View(name), chat)

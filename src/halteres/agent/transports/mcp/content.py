@@ -23,10 +23,10 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from halteres.agent.answer_text import RULE, fenced, marked
 from halteres.agent.call import Defect, Reply, call, record_defect
 from halteres.agent.tool import Caller
 from halteres.agent.transports.functions import base64_of
-from halteres.agent.untrusted import RULE, fenced, marked
 from halteres.config.discovery import split_name
 from halteres.dashboard.runs import view_of
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
@@ -38,13 +38,9 @@ from halteres.runs.servers import servers_of
 Context = ServerRequestContext[Any, Any]
 Contents = types.TextResourceContents | types.BlobResourceContents
 
-NEWEST = 10
-"""Runs that are listed by themselves; the template reaches them all."""
-
+NEWEST = 10  # runs that are listed by themselves; the template reaches them all
 _JSON = "application/json"
-
-_NOT_FOUND_2025: Final = -32002
-"""Revision 2026-07-28 says INVALID_PARAMS instead."""
+_NOT_FOUND_2025: Final = -32002  # revision 2026-07-28 says INVALID_PARAMS instead
 
 
 async def list_resources(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:

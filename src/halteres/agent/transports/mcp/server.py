@@ -49,8 +49,7 @@ _log = logging.getLogger(__name__)
 
 Context = ServerRequestContext[Any, Any]
 
-PROGRESS_EVERY_S = 5.0
-"""How often a client that gave a token hears that its call still waits."""
+PROGRESS_EVERY_S = 5.0  # how often a client that gave a token hears that its call still waits
 
 _UNCHANGING = CacheHint(ttl_ms=3_600_000, scope="public")  # what depends on this version of the program alone
 
@@ -176,8 +175,7 @@ async def _serve_stdio(caller: Caller) -> None:
     os.dup2(2, 1)  # the wire is back on descriptor 1: whatever a library prints while the process ends must not be
 
 
-SESSION = "x-halteres-session"
-"""Header that names the draft a client works on, unless a call does."""
+SESSION = "x-halteres-session"  # header that names the draft a client works on, unless a call does
 
 
 class Endpoint:

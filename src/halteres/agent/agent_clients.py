@@ -1,28 +1,31 @@
-"""Putting us into an agent client, and taking us out of it again: its settings, and copies of the skills.
+"""Agent clients: which there are, where each keeps its settings and skills; putting us into one, and taking us out.
 
-A marker in each copy of a skill says which clients it is for and what we wrote: one that somebody else wrote or edited
-is neither overwritten nor removed, and that is said.
+Every client is written to in the same way, by its settings file: the commands that some have for it (`claude mcp add`)
+could not be shown beforehand, nor say how long a call may take. No time-out is set where the client's own is long
+enough, and nothing that would let tools run unasked. A marker in each copy of a skill says which clients it is for and
+what we wrote: one that somebody else wrote or edited is neither overwritten nor removed, and that is said.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from halteres.agent.agent_clients.clients import AgentClient, Place
-from halteres.agent.agent_clients.settings_file import (
+from halteres.agent.client_settings import (
     ENVIRONMENTS,
     HOME,
     NAME,
     Change,
+    ClientFormat,
     Server,
     SettingsFile,
     backup_of,
@@ -30,6 +33,137 @@ from halteres.agent.agent_clients.settings_file import (
 )
 from halteres.agent.skills import Skill, skills
 from halteres.config import environ
+from halteres.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a client looks, for one user or within one project."""
+
+    settings: Path | None  # None: it has no such file, or none that we know of
+    skills: Path | None  # None: it gets its skills in another way
+    within: Path  # what lies above, or is this, is never removed, however empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentClient(ClientFormat):
+    """One agent client."""
+
+    name: str  # as --client has it
+    title: str
+    place: Callable[[Path | None], Place]  # of a project's folder, or of the user. Raises UserError
+    then: str  # what a person does next
+    then_in_project: str = ""  # the same for a project, where it is something else
+
+
+def _below(settings: str | None, skills: str) -> Callable[[Path | None], Place]:
+    """The same two places in a project and in the home."""
+
+    def place(project: Path | None) -> Place:
+        root = project or Path.home()
+        return Place(settings=root / settings if settings else None, skills=root / skills, within=root)
+
+    return place
+
+
+def _claude(project: Path | None) -> Place:
+    """`~/.claude.json` is Claude Code's memory, too."""
+    if project:
+        return Place(settings=project / ".mcp.json", skills=project / ".claude" / "skills", within=project)
+    user_home, own = Path.home(), environ.claude_config_dir()
+    return Place(
+        settings=(own or user_home) / ".claude.json",
+        skills=(own or user_home / ".claude") / "skills",
+        within=own or user_home,
+    )
+
+
+def _codex(project: Path | None) -> Place:
+    """`$CODEX_HOME/skills` is read still, and deprecated (codex-rs, core-skills/src/loader.rs)."""
+    user_home = Path.home()
+    return Place(
+        settings=(project / ".codex" if project else environ.codex_home()) / "config.toml",
+        skills=(project or user_home) / ".agents" / "skills",
+        within=project or user_home,
+    )
+
+
+def _hermes(project: Path | None) -> Place:
+    if project:
+        raise UserError(
+            "Hermes has no settings of a project.", "It reads its config.yaml alone.", "Leave --project out."
+        )
+    user_home = environ.hermes_home() or Path.home() / ".hermes"
+    return Place(settings=user_home / "config.yaml", skills=user_home / "skills", within=user_home.parent)
+
+
+def _hermes_plugin(project: Path | None) -> Place:
+    """The plugin brings the skills itself, and gives the tools their own names instead of mcp__halteres__rl_*."""
+    place = _hermes(project)
+    if importlib.util.find_spec("hermes_cli") is None:
+        raise UserError(
+            "The plugin cannot be loaded.",
+            f"Hermes is not installed in {sys.prefix}, where Halteres is.",
+            "Install Halteres there, or leave --plugin out: the tools then come over MCP.",
+        )
+    return replace(place, skills=None)
+
+
+CLAUDE: Final = AgentClient(
+    name="claude",
+    title="Claude Code",
+    once={"type": "stdio"},
+    place=_claude,
+    then="restart Claude Code; /mcp shows the server.",
+    then_in_project="start Claude Code in this folder and approve the server `halteres` when it asks; /mcp shows it.",
+)
+CODEX: Final = AgentClient(
+    name="codex",
+    title="Codex",
+    format="toml",
+    servers="mcp_servers",
+    # By itself it gives a server 10 s to start and a call 60 s: a loaded machine needs more for the first, and a call
+    # that waits for a run is better long.
+    once={"startup_timeout_sec": 30, "tool_timeout_sec": 300},
+    longest_wait_s=280,
+    place=_codex,
+    then="restart Codex; /mcp shows the server.",
+    then_in_project="start Codex in this folder and trust it when it asks; /mcp shows the server.",
+)
+CURSOR: Final = AgentClient(
+    name="cursor",
+    title="Cursor",
+    place=_below(".cursor/mcp.json", ".cursor/skills"),  # `.agents/skills` only newer versions read
+    then="open Cursor's settings, Tools & MCP, and switch `halteres` on if it is off.",
+)
+GEMINI: Final = AgentClient(
+    name="gemini",
+    title="Gemini CLI",
+    longest_wait_s=540,  # its own time-out is ten minutes
+    place=_below(".gemini/settings.json", ".agents/skills"),  # which it prefers to its own; Codex shares the copy
+    then="restart Gemini CLI; /mcp shows the server.",
+    then_in_project="start Gemini CLI in this folder; /mcp shows the server.",
+)
+HERMES: Final = AgentClient(
+    name="hermes",
+    title="Hermes Agent",
+    format="yaml",
+    servers="mcp_servers",
+    place=_hermes,
+    then="restart Hermes, or say /reload-mcp.",
+)
+HERMES_PLUGIN: Final = replace(
+    HERMES, title="Hermes Agent (plugin)", plugin=True, place=_hermes_plugin, then="restart Hermes."
+)
+GENERIC: Final = AgentClient(
+    name="generic",
+    title="Any MCP host",
+    place=_below(None, ".agents/skills"),  # the place that the Agent Skills format names; settings are pasted
+    then="put this block into your host's settings, and restart it.",
+)
+_ALL = (CLAUDE, CODEX, CURSOR, GEMINI, HERMES, GENERIC)
+CLIENTS: Final[Mapping[str, AgentClient]] = {client.name: client for client in _ALL}
+
 
 MARKER: Final = ".halteres.json"
 
@@ -60,8 +194,8 @@ class Step:
     @property
     def backup(self) -> Path | None:
         """Where what was there before us is kept, if this step changes it."""
-        keeping = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
-        return next((backup_of(change.file) for change in keeping), None)
+        backups = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
+        return next((backup_of(change.file) for change in backups), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +290,9 @@ class SkillCopy:
         """Put it there, or bring it up to date."""
         marker = self._marker()
         if marker is None and self.folder.exists():
-            return self._kept("there is another one of this name")
+            return self._left_alone("there is another one of this name")
         if marker is not None and self._is_edited(marker):
-            return self._kept("edited since it was installed")
+            return self._left_alone("edited since it was installed")
         found = (file for file in sorted(self.skill.folder.rglob("*")) if file.is_file())
         new = {
             str(file.relative_to(self.skill.folder)): file.read_bytes()
@@ -168,8 +302,8 @@ class SkillCopy:
         stale = dict.fromkeys(name for name in (marker.files if marker else {}) if name not in new)
         changes = [self._change(name, held) for name, held in {**new, **stale}.items()]
         clients = tuple(sorted({*(marker.clients if marker else ()), client}))
-        named = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
-        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(named),))
+        marker_of_copy = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
+        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(marker_of_copy),))
 
     def removing(self, client: str) -> Step | None:
         """Take it away, unless another client needs it; None where it is not one of ours."""
@@ -179,9 +313,9 @@ class SkillCopy:
         others = tuple(name for name in marker.clients if name != client)
         if others:
             left = self._marked(Marker(clients=others, files=marker.files))
-            return self._kept(f"it is for {', '.join(others)} too", left)
+            return self._left_alone(f"it is for {', '.join(others)} too", left)
         if self._is_edited(marker):
-            return self._kept("edited since it was installed", self._marked(None))
+            return self._left_alone("edited since it was installed", self._marked(None))
         changes = tuple(self._change(name, None) for name in marker.files)
         return Step(what=str(self.folder), changes=changes, beside=(self._marked(None),))
 
@@ -192,8 +326,8 @@ class SkillCopy:
             return None
 
     def _is_edited(self, marker: Marker) -> bool:
-        held = {name: content(self.folder / name) for name in marker.files}
-        return any(found is not None and _hash(found) != marker.files[name] for name, found in held.items())
+        files = ((content(self.folder / name), written) for name, written in marker.files.items())
+        return any(found is not None and _hash(found) != written for found, written in files)
 
     def _change(self, name: str, after: bytes | None) -> Change:
         file = self.folder / name
@@ -203,7 +337,7 @@ class SkillCopy:
         held = msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n" if marker else None
         return self._change(MARKER, held)
 
-    def _kept(self, why: str, *marker: Change) -> Step:
+    def _left_alone(self, why: str, *marker: Change) -> Step:
         return Step(what=str(self.folder), changes=(), beside=marker, kept=why)
 
 

@@ -6,6 +6,7 @@ that said before us what it says without us becomes what it was, to the byte.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,16 +14,14 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from halteres.agent.agent_clients.clients import AgentClient, Format
 from halteres.errors import Conflict, InvalidConfig, ServerError
 from halteres.files import replacing
 
-BACKUP: Final = ".halteres.bak"
-"""What a backup's name ends with."""
+BACKUP: Final = ".halteres.bak"  # what a backup's name ends with
 
 
 class NotWritable(ServerError):
@@ -64,25 +63,22 @@ class Change:
         if content(self.file) != self.before:
             raise Conflict(f"{self.file} was changed just now by somebody else.", "Nothing was written.", "Try again.")
         try:
-            self._remove() if self.after is None else self._write(self.after)
+            if self.after is None:
+                self.file.unlink()
+                folder = self.file.parent
+                while self.within and self.within in folder.parents and not any(folder.iterdir()):
+                    folder.rmdir()
+                    folder = folder.parent
+                return
+            target = Path(os.path.realpath(self.file))  # a link to a file elsewhere stays one
+            target.parent.mkdir(parents=True, exist_ok=True)
+            mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+            backup = backup_of(self.file)
+            if self.keeps and self.before is not None and not backup.exists():
+                _put(backup, self.before, mode)
+            _put(target, self.after, mode)
         except OSError as error:
             raise NotWritable.of(self.file, error) from error
-
-    def _write(self, after: bytes) -> None:
-        target = Path(os.path.realpath(self.file))  # a link to a file elsewhere stays one
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        backup = backup_of(self.file)
-        if self.keeps and self.before is not None and not backup.exists():
-            _put(backup, self.before, mode)
-        _put(target, after, mode)
-
-    def _remove(self) -> None:
-        self.file.unlink()
-        folder = self.file.parent
-        while self.within and self.within in folder.parents and not any(folder.iterdir()):
-            folder.rmdir()
-            folder = folder.parent
 
 
 def _put(file: Path, held: bytes, mode: int | None) -> None:
@@ -116,9 +112,20 @@ def backup_of(file: Path) -> Path:
 NAME: Final = "halteres"
 HOME, ENVIRONMENTS, WAIT = "HALTERES_HOME", "HALTERES_ENVIRONMENTS", "HALTERES_LONGEST_WAIT_S"
 
-_BOM = "\ufeff"
+_BOM = "\ufeff".encode()
 
 Document = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFormat:
+    """How a client's settings list its servers."""
+
+    format: Literal["json", "toml", "yaml"] = "json"
+    servers: str = "mcpServers"  # the table that lists MCP servers
+    once: Mapping[str, Any] = field(default_factory=dict)  # said when the entry is made; whoever changes it later, may
+    longest_wait_s: int | None = None  # a little less than the client gives a call, if that is known; said once, too
+    plugin: bool = False  # the tools come by the name in `plugins: enabled:`, not over MCP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,22 +139,21 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """A file in which a client looks for its servers."""
+    """A file in which a client looks for its servers.
+
+    Raises, in every method:
+        InvalidConfig: the file is not of its format; file and line are named.
+        Conflict: it is, and cannot be edited without harm.
+    """
 
     file: Path
-    client: AgentClient
+    client: ClientFormat
     within: Path
 
     def registration(self, server: Server) -> Change:
-        """The change after which the client starts this server.
-
-        Raises:
-            InvalidConfig: the file is not of its format; file and line are named.
-            Conflict: it is, and cannot be edited without harm.
-        """
+        """The change after which the client starts this server."""
         before = content(self.file)
-        text = self._text(before)
-        document = self._parsed(text)
+        document = self._parsed(before)
         old, others = _values(document), _values(document)
         is_first = not _take_out(others, self.client)
         self._register(document, server)
@@ -155,33 +161,30 @@ class SettingsFile:
         _take_out(others_then, self.client)
         if _values(others) != _values(others_then):
             raise self._unsafe("what belongs there is an alias of something else")
-        after = before if new == old else self._written(text, document).encode()
+        after = before if new == old else self._written(before, document)
         return Change(file=self.file, before=before, after=after, keeps=is_first, within=self.within)
 
     def removal(self) -> tuple[Change, ...]:
-        """The changes after which nothing of us is left: in the file, and of its backup once it says no more than it.
-
-        Raises:
-            InvalidConfig, Conflict: as in `registration`.
-        """
+        """The changes after which nothing of us is left: in the file, and of its backup once both say the same."""
         before = content(self.file)
-        text = self._text(before)
-        document = self._parsed(text)
+        document = self._parsed(before)
         if not _take_out(document, self.client):
             return ()
         backup = content(backup_of(self.file))
-        if backup is not None and self._is_same(backup, document, text):
-            return (
-                Change(file=self.file, before=before, after=backup, within=self.within),
-                Change(file=backup_of(self.file), before=backup, after=None),
-            )
-        is_ours = backup is None and not _values(document) and "#" not in text  # and nobody has added anything
-        after = None if is_ours else self._written(text, document).encode()
+        if backup is not None:
+            with contextlib.suppress(InvalidConfig):
+                if _values(self._parsed(backup)) == _values(document) and _comments(backup) == _comments(before):
+                    return (
+                        Change(file=self.file, before=before, after=backup, within=self.within),
+                        Change(file=backup_of(self.file), before=backup, after=None),
+                    )
+        is_ours = backup is None and not _values(document) and b"#" not in (before or b"")  # nobody has added anything
+        after = None if is_ours else self._written(before, document)
         return (Change(file=self.file, before=before, after=after, within=self.within),)
 
     def shown(self, server: Server) -> str:
         """What is written, as it would stand in a file of its own."""
-        document = self._parsed("")
+        document = self._parsed(None)
         self._register(document, server)
         return _dumped(document, self.client.format, "")
 
@@ -234,52 +237,41 @@ class SettingsFile:
             raise self._unsafe(f"'{name}' is no table")
         return inside[name]
 
-    def _text(self, held: bytes | None) -> str:
+    def _parsed(self, held: bytes | None) -> Document:
         try:
-            return (held or b"").decode()
+            return _parsed(_plain(held), self.client.format)
         except UnicodeDecodeError as error:
-            line = (held or b"")[: error.start].count(b"\n") + 1
-            raise self._broken(line, "it is no UTF-8") from error
-
-    def _parsed(self, text: str) -> Document:
-        try:
-            return _parsed(text.removeprefix(_BOM).replace("\r\n", "\n"), self.client.format)
+            line, why = error.object[: error.start].count(b"\n") + 1, "it is no UTF-8"
         except _Misread as error:
-            raise self._broken(error.line, error.why) from error
+            line, why = error.line, error.why
+        what = f"{self.file}:{line} cannot be read: {why}."
+        raise InvalidConfig(what, "Nothing was changed.", "Mend the file, then try again.")
 
-    def _is_same(self, backup: bytes, document: Document, text: str) -> bool:
-        """Whether a backup says what the document does, which the text holds besides us."""
-        try:
-            held = self._text(backup)
-            return _values(self._parsed(held)) == _values(document) and _comments(held) == _comments(text)
-        except InvalidConfig:
-            return False
-
-    def _written(self, text: str, document: Document) -> str:
-        """The document in the manner of the text; it holds what the document does, and has lost no comment."""
-        mark = _BOM if text.startswith(_BOM) else ""
-        plain = text.removeprefix(mark).replace("\r\n", "\n")
-        why = ""
+    def _written(self, before: bytes | None, document: Document) -> bytes:
+        """The document in the manner of the file: it holds what the document does, and has lost no comment."""
+        plain, why = _plain(before), ""
         for new in _writings(plain, document, self.client):
             try:
                 is_whole = _values(_parsed(new, self.client.format)) == _values(document)
             except _Misread as error:
                 why = f" ({error.why})"
                 continue
-            if is_whole and not _comments(plain) - _comments(new):
-                return mark + (new.replace("\n", "\r\n") if "\r\n" in text else new)
+            if is_whole and not _comments(plain.encode()) - _comments(new.encode()):
+                mark = _BOM if before and before.startswith(_BOM) else b""
+                return mark + (new.replace("\n", "\r\n") if before and b"\r\n" in before else new).encode()
         raise self._unsafe(f"editing it would change more than was to be changed{why}")
 
     def _unsafe(self, why: str) -> Conflict:
         how = "Edit it by hand; --print shows what belongs there."
         return Conflict(f"{self.file} was left as it is: {why}.", "", how)
 
-    def _broken(self, line: int, why: str) -> InvalidConfig:
-        what = f"{self.file}:{line} cannot be read: {why}."
-        return InvalidConfig(what, "Nothing was changed.", "Mend the file, then try again.")
+
+def _plain(held: bytes | None) -> str:
+    """A file's text, without what only its manner needs."""
+    return (held or b"").decode().removeprefix(_BOM.decode()).replace("\r\n", "\n")
 
 
-def _take_out(document: Document, client: AgentClient, *, server: bool = True, plugin: bool = True) -> bool:
+def _take_out(document: Document, client: ClientFormat, *, server: bool = True, plugin: bool = True) -> bool:
     """Without our server, without our plugin. Returns whether one of them was there."""
     servers, plugins = document.get(client.servers), document.get("plugins")
     enabled = plugins.get("enabled") if isinstance(plugins, Mapping) else None
@@ -301,7 +293,7 @@ class _Misread(ValueError):
         self.line, self.why = line, why
 
 
-def _parsed(text: str, form: Format) -> Document:
+def _parsed(text: str, form: str) -> Document:
     """What the text says, to be changed and written again; an empty one says nothing. Raises _Misread."""
     if form == "json":
         try:
@@ -336,7 +328,7 @@ def _parsed(text: str, form: Format) -> Document:
     return CommentedMap() if document is None else document
 
 
-def _dumped(document: Document, form: Format, text: str) -> str:
+def _dumped(document: Document, form: str, text: str) -> str:
     """The document as a text, indented as this one is."""
     if form == "json":
         found = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
@@ -359,7 +351,7 @@ def _yaml() -> Any:
     return yaml
 
 
-def _writings(text: str, document: Document, client: AgentClient) -> Iterator[str]:
+def _writings(text: str, document: Document, client: ClientFormat) -> Iterator[str]:
     """Ways to write the document, the best first: which of them are right depends on how the file is written.
 
     tomlkit counts the comment above somebody's next table as part of the table before it, and moves or drops it: so our
@@ -380,18 +372,18 @@ def _writings(text: str, document: Document, client: AgentClient) -> Iterator[st
 def _without_table(text: str, servers: str) -> str:
     """Without our table's lines up to its last value: comments below that may be somebody's."""
     ours = re.compile(rf"\s*\[{servers}\.{NAME}[.\]]")
-    kept: list[str] = []
-    is_ours, idle = False, 0  # how many of the last lines that are kept say nothing
+    others: list[str] = []
+    is_ours, idle = False, 0  # how many of the last lines of others say nothing
     for line in text.splitlines(keepends=True):
         says = bool(line.strip()) and not line.lstrip().startswith("#")
         if line.lstrip().startswith("["):
-            is_ours, idle = bool(ours.match(line)), 0 if not is_ours or not kept or kept[-1].strip() else 1
+            is_ours, idle = bool(ours.match(line)), 0 if not is_ours or not others or others[-1].strip() else 1
         if is_ours and says:
-            del kept[len(kept) - idle :]
+            del others[len(others) - idle :]
         else:
-            kept.append(line)
+            others.append(line)
         idle = 0 if says else idle + 1
-    return "".join(kept)
+    return "".join(others)
 
 
 def _values(value: Any) -> Any:
@@ -402,5 +394,5 @@ def _values(value: Any) -> Any:
     return [_values(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _comments(text: str) -> Counter[str]:
-    return Counter(line.partition("#")[2].strip() for line in text.splitlines() if "#" in line)
+def _comments(held: bytes | None) -> Counter[bytes]:
+    return Counter(line.partition(b"#")[2].strip() for line in (held or b"").splitlines() if b"#" in line)

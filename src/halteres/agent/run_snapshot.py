@@ -1,16 +1,15 @@
-"""A run as it is now: state, health, figures, trend, time left, the alerts that matter, how it failed, why it stands
-still."""
+"""A run at one instant: state, health, figures, trend, time left, alerts that matter, how it failed, why it waits."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.truncation import clipped, significant
+from halteres.agent.answer_text import clipped, rounded
+from halteres.agent.tool import Facts, Sentence
 from halteres.clients import json_client
 from halteres.config import environ
 from halteres.errors import HalteresError
@@ -27,11 +26,9 @@ StateWord = Literal["running", "finished", "crashed"]
 
 _STATE_WORDS: Mapping[Status, StateWord] = {"stopped": "finished", "completed": "finished", "failed": "crashed"}
 
-RECENT_STEPS = 20
-"""An alert whose rule has been silent for so long does not stand for the run's health any more."""
+RECENT_STEPS = 20  # an alert whose rule has been silent for so long does not stand for the run's health any more
 
-GRAVE = ("nan_loss", "stalled", REFUSED)
-"""Rules about a run that will not get well by itself."""
+GRAVE = ("nan_loss", "stalled", REFUSED)  # rules about a run that will not get well by itself
 
 FOR_GOOD = ("reward_hacking", "panel_disagrees")
 """A policy that has learnt to please its scorer does not unlearn it by itself."""
@@ -40,16 +37,22 @@ UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
 """Rules about the pace alone: such a run learns on, and may be waited for."""
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
-
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how many steps that is
 judged. The built-in model on arithmetic: 1.3e-2 after 5 steps with its learning rate of 1.5e-3, 1.2e-5 after 8 with
 1e-6."""
 
 
+class Checkpoint(Facts):
+    """One that training can go on from."""
+
+    step: int | None
+    path: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One look at a run."""
+class RunSnapshot:
+    """A run as it was found."""
 
     run: RunDirectory
     state: RunState
@@ -100,8 +103,8 @@ class Look:
     @property
     def pressing(self) -> Alert | None:
         """The alert in force whose remedy comes before anything else; None where the run may be waited for."""
-        candidates = [alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED]
-        return min(candidates, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
+        current = [alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED]
+        return min(current, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -133,10 +136,8 @@ class Look:
     @property
     def skipped(self) -> dict[str, Any]:
         """How many steps moved no weight, and how many optimiser steps there were; nothing where all steps did."""
-        progress = self.progress
-        if not progress.skipped_steps:
-            return {}
-        return {"skipped_steps": progress.skipped_steps, "policy_version": progress.policy_version}
+        skipped, version = self.progress.skipped_steps, self.progress.policy_version
+        return {"skipped_steps": skipped, "policy_version": version} if skipped else {}
 
     @property
     def hardly_moved(self) -> str:
@@ -156,14 +157,14 @@ class Look:
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
-        answer = {"reward_mean": f"{bars} {significant(curve[0][1]):g}->{significant(curve[-1][1]):g}"}
-        return {**answer, "groups_without_signal": significant(sum(silent) / len(silent))} if silent else answer
+        answer = {"reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"}
+        return {**answer, "groups_without_signal": rounded(sum(silent) / len(silent), 3)} if silent else answer
 
     @property
-    def last_checkpoint(self) -> dict[str, Any] | None:
-        """The newest one that training can go on from: step, path."""
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The newest one that training can go on from."""
         newest = self.state.last_checkpoint
-        return {"step": newest.get("step"), "path": newest.get("state_path")} if newest else None
+        return Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
 
     @property
     def suggested_wait_s(self) -> int:
@@ -175,14 +176,14 @@ class Look:
         return max(5, min(int(environ.longest_wait_s()), math.ceil(10 * self.progress.step_s)))
 
 
-def look_at(run: RunDirectory) -> Look:
-    """Look now."""
+def snapshot_of(run: RunDirectory) -> RunSnapshot:
+    """The run as it is now."""
     state = run.state()
     progress = read_progress(run, state)
     hanging = stalled(run, state)  # a supervisor that hangs raises no alert itself
     raised = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
     raised.sort(key=lambda alert: (alert.rule in GRAVE, alert.step), reverse=True)
-    return Look(
+    return RunSnapshot(
         run=run,
         state=state,
         progress=progress,
@@ -194,7 +195,7 @@ def look_at(run: RunDirectory) -> Look:
 
 
 def _newest(series: Series) -> float | None:
-    return significant(series[-1][1]) if series else None
+    return rounded(series[-1][1], 3) if series else None
 
 
 def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
@@ -206,50 +207,59 @@ def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
 REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
 """Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
 
-ALERTS_LENGTH = 480
-"""Characters of all alerts of an answer but the first. A remedy is never cut: it is a call."""
+ALERTS_LENGTH = 480  # characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
 
 
-def alert_rows(look: Look) -> list[dict[str, Any]]:
+class AlertRow(Facts):
+    """What one rule said last."""
+
+    rule: str
+    step: int
+    times: int = 1
+    evidence: str = ""
+    remedy: Sentence = ""
+
+
+def alert_rows(snapshot: RunSnapshot) -> list[AlertRow]:
     """The alerts as an answer has them, as many as there is room for, the first one in any case; none beside a failure,
     which needs the room."""
-    if look.state.status == "failed":
+    if snapshot.state.status == "failed":
         return []
-    rows: list[dict[str, Any]] = []
+    rows: list[AlertRow] = []
     room = ALERTS_LENGTH
-    for alert in look.alerts:
+    for alert in snapshot.alerts:
         evidence = clipped(alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH)
-        row = {"rule": alert.rule, "step": alert.step, "evidence": evidence, "remedy": str(alert.remedy)}
-        room -= len(json.dumps(row, ensure_ascii=False))
+        row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
+        room -= len(row.model_dump_json(exclude_unset=True))
         if rows and room < 0:
             break
         rows.append(row)
     return rows
 
 
-def failure_facts(look: Look) -> dict[str, Any]:
+def failure_facts(snapshot: RunSnapshot) -> dict[str, Any]:
     """What the answer on a failed run has beside the rest; nothing for any other."""
-    if look.state.status != "failed":
+    if snapshot.state.status != "failed":
         return {}
     return {
-        "error": clipped(error_of(look), 300),
-        "code": look.state.code or "internal",
-        "exit": look.failed_process.facts if look.failed_process else None,
-        "resumable": look.state.resumable,
-        "last_checkpoint": look.last_checkpoint,
+        "error": clipped(error_of(snapshot), 300),
+        "code": snapshot.state.code or "internal",
+        "exit": snapshot.failed_process.facts if snapshot.failed_process else None,
+        "resumable": snapshot.state.resumable,
+        "last_checkpoint": snapshot.last_checkpoint,
     }
 
 
-def error_of(look: Look) -> str:
+def error_of(snapshot: RunSnapshot) -> str:
     """The error, with the way on as it is now: a checkpoint may have been written since."""
-    failure = look.state.failure
+    failure = snapshot.state.failure
     if failure is None:
-        return look.state.error or "The run failed."
-    newest = look.last_checkpoint if look.state.resumable else None
+        return snapshot.state.error or "The run failed."
+    newest = snapshot.last_checkpoint if snapshot.state.resumable else None
     if failure.first:
         way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
     elif newest:
-        way_on = f"`next` goes on from step {newest['step']}."
+        way_on = f"`next` goes on from step {newest.step}."
     else:
         way_on = "There is no checkpoint to go on from: `next` starts again."
     return " ".join(part for part in (failure.what, failure.why, way_on) if part)
@@ -287,14 +297,13 @@ ANSWER_WITHIN_S = 0.5
 LENGTH = 160
 
 
-def why_no_batch(look: Look) -> str | None:
+def why_no_batch(snapshot: RunSnapshot) -> str | None:
     """One sentence on a run that waits for a batch longer than its steps take; None for any other."""
-    if not _waits(look) or (server := servers_of(look.run).trajectories) is None:
+    if not _waits(snapshot) or (server := servers_of(snapshot.run).trajectories) is None:
         return None
-    if failing := next(
-        (alert for alert in look.alerts if alert.rule == GROUPS_FAILED and alert.step > look.step), None
-    ):
-        return clipped(failing.evidence, LENGTH)
+    for alert in snapshot.alerts:
+        if alert.rule == GROUPS_FAILED and alert.step > snapshot.step:
+            return clipped(alert.evidence, LENGTH)
     try:
         found = json_client.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
     except HalteresError:
@@ -307,14 +316,14 @@ def why_no_batch(look: Look) -> str | None:
     return clipped(sentence, LENGTH) if isinstance(sentence, str) and sentence else None
 
 
-def _waits(look: Look) -> bool:
+def _waits(snapshot: RunSnapshot) -> bool:
     """Whether the trainer wants batches, and has written no figures for a while."""
-    if (look.state.status, look.state.phase) not in _WAITING:
+    if (snapshot.state.status, snapshot.state.phase) not in _WAITING:
         return False
-    last = look.state.started_at or look.state.created_at
+    last = snapshot.state.started_at or snapshot.state.created_at
     try:
-        metrics = (look.run.path / "metrics.jsonl").stat()
+        metrics = (snapshot.run.path / "metrics.jsonl").stat()
         last = max(last, metrics.st_mtime) if metrics.st_size else last
     except OSError:
         pass
-    return time.time() - last >= max(QUIET_S, QUIET_STEPS * (look.progress.step_s or 0.0))
+    return time.time() - last >= max(QUIET_S, QUIET_STEPS * (snapshot.progress.step_s or 0.0))

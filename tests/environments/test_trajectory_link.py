@@ -22,7 +22,7 @@ from halteres.clients.trajectories import (
     UnknownEnvironment,
 )
 from halteres.environments.config import BaseEnvConfig
-from halteres.environments.link import KEPT, Letter, Outbox, TrajectoryLink
+from halteres.environments.trajectory_link import STORED, Outbox, OutgoingGroup, TrajectoryLink
 from halteres.errors import InvalidData, NotReady
 from halteres.observe.metrics import read_rows
 
@@ -114,36 +114,34 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.group"))
 
 
-def test_letters_come_back_in_the_order_in_which_they_were_kept(tmp_path: Path) -> None:
+def test_groups_come_back_in_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
     spool = Outbox(tmp_path / "spool")
-    letters = [Letter(key=f"k{number}", body={**BODY, "scores": [number / 3]}) for number in range(3)]
-    assert all(map(spool.keep, letters))
-    found = dict(Outbox(tmp_path / "spool").letters())
-    assert list(found.values()) == letters
-    spool.clear()
-    assert not kept(tmp_path / "spool")
+    groups = [OutgoingGroup(key=f"k{number}", body={**BODY, "scores": [number / 3]}) for number in range(3)]
+    assert all(map(spool.store, groups))
+    found = dict(Outbox(tmp_path / "spool").groups())
+    assert list(found.values()) == groups
 
 
 def test_a_folder_holds_so_much_and_no_more(tmp_path: Path) -> None:
     spool = Outbox(tmp_path, largest_bytes=len(json.dumps({"key": "k", "body": BODY})))
-    assert spool.keep(Letter(key="k", body=BODY))
-    assert not spool.keep(Letter(key="l", body=BODY))
-    assert [letter.key for _, letter in spool.letters()] == ["k"]
+    assert spool.store(OutgoingGroup(key="k", body=BODY))
+    assert not spool.store(OutgoingGroup(key="l", body=BODY))
+    assert [group.key for _, group in spool.groups()] == ["k"]
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert not Outbox(tmp_path / "file").keep(Letter(key="k", body=BODY))
-    assert not Outbox(None).keep(Letter(key="k", body=BODY))
-    assert list(Outbox(None).letters()) == []
+    assert not Outbox(tmp_path / "file").store(OutgoingGroup(key="k", body=BODY))
+    assert not Outbox(None).store(OutgoingGroup(key="k", body=BODY))
+    assert list(Outbox(None).groups()) == []
 
 
 @pytest.mark.parametrize("content", [b'{"key": "k", "bo', b"[]", b"{}", b"\xff", b'{"key": "k", "body": 3}'])
-def test_a_damaged_letter_is_put_aside_and_stops_nobody(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_put_aside_and_stops_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "0.group").write_bytes(content)
     spool = Outbox(tmp_path)
-    spool.keep(Letter(key="k", body=BODY))
-    assert [letter.key for _, letter in spool.letters()] == ["k"]
+    spool.store(OutgoingGroup(key="k", body=BODY))
+    assert [group.key for _, group in spool.groups()] == ["k"]
     assert [file.name for file in tmp_path.glob("*.damaged")] == ["0.damaged"]
 
 
@@ -151,11 +149,11 @@ async def test_a_group_that_cannot_be_sent_is_kept_and_sent_once_the_server_is_b
     server = Server()
     link = await registered(server, tmp_path)
     server.there.clear()
-    assert await link.send(BODY, "0/0/0") == Posted(status=KEPT)
+    assert await link.send(BODY, "0/0/0") == Posted(status=STORED)
     assert len(kept(tmp_path)) == 1
     server.there.set()
     status = await link.status()
-    assert status.room == 1, "what was kept is sent before the question, so that the answer counts it"
+    assert status.allowance == 1, "what was kept is sent before the question, so that the answer counts it"
     assert list(server.arrived.values()) == [{**BODY, "env_id": 0}]
     assert not kept(tmp_path)
 
@@ -182,7 +180,7 @@ async def test_a_group_that_had_arrived_all_the_same_counts_once(tmp_path: Path)
     link = await registered(server, tmp_path)
     await link.send(BODY, "0/0/0")
     (key,) = server.arrived
-    Outbox(tmp_path).keep(Letter(key=key, body=BODY))
+    Outbox(tmp_path).store(OutgoingGroup(key=key, body=BODY))
     successor = await registered(server, tmp_path)
     await successor.status()
     assert server.arrived == {key: {**BODY, "env_id": 0}}
@@ -191,7 +189,7 @@ async def test_a_group_that_had_arrived_all_the_same_counts_once(tmp_path: Path)
 
 async def test_a_kept_group_that_is_refused_stops_nobody(tmp_path: Path) -> None:
     server = Server()
-    Outbox(tmp_path).keep(Letter(key="k", body=BODY))
+    Outbox(tmp_path).store(OutgoingGroup(key="k", body=BODY))
     link = await registered(server, tmp_path)
     server.refusal = InvalidData("No.")
     await link.status()
@@ -217,7 +215,7 @@ async def test_with_a_folder_that_is_full_too(tmp_path: Path) -> None:
 
 async def test_what_a_finished_run_needs_no_more_is_forgotten(tmp_path: Path) -> None:
     server = Server()
-    Outbox(tmp_path).keep(Letter(key="k", body=BODY))
+    Outbox(tmp_path).store(OutgoingGroup(key="k", body=BODY))
     link = await registered(server, tmp_path, send_s=60)
     link.drop_undelivered()
     assert not kept(tmp_path)
@@ -233,9 +231,9 @@ async def test_no_group_overtakes_one_that_is_kept(tmp_path: Path) -> None:
     server = Server()
     link = await registered(server, tmp_path)
     server.there.clear()
-    assert (await link.send(BODY, "0/0/0")).status == KEPT
+    assert (await link.send(BODY, "0/0/0")).status == STORED
     server.there.set()
-    assert (await link.send(BODY, "0/1/0")).status == KEPT
+    assert (await link.send(BODY, "0/1/0")).status == STORED
     assert not server.arrived
     await link.status()
     assert [key.partition("/")[2] for key in server.arrived] == ["0/0/0", "0/1/0"]

@@ -11,28 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from halteres.agent.drafting import drafts
-from halteres.agent.drafting.configuring import mended_call, mending
-from halteres.agent.starting.estimates import estimate
-from halteres.agent.tool import Caller, Changes, Draft, Hints, Result, tool
+from halteres.agent import drafts
+from halteres.agent.answer_text import nonempty
+from halteres.agent.configuration import mended_call, mending
+from halteres.agent.estimates import estimate
+from halteres.agent.next_steps import next_call
+from halteres.agent.run_snapshot import snapshot_of
+from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.agent.trial.folder import latest_test
-from halteres.agent.truncation import nonempty
-from halteres.agent.watching.look import look_at
-from halteres.agent.watching.next_steps import next_call
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
-from halteres.next_step import NextStep, worded
+from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
 
 TOOL = "rl_start_training"
-
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD, UNTESTED = "reward varies", "not tested yet"
@@ -44,9 +43,7 @@ class Intent:
 
     resolved: Resolved
     before: Resolved  # what the changes are counted from: the environment's defaults, or the old run
-    start: NextStep = field(
-        default_factory=lambda: NextStep(TOOL)
-    )  # the call that starts the same, once selecting and editing are done
+    start: NextStep = field(default=NextStep(TOOL))  # that starts the same, once selecting and editing are done
     old: RunDirectory | None = None
     discarded: Mapping[str, Any] = field(default_factory=dict)  # edits that the draft can have no more
 
@@ -72,17 +69,17 @@ class Intent:
     def facts(self) -> dict[str, Any]:
         """Of a run that goes on from a checkpoint: from which step, what is done again, and whose settings hold; edits
         that were discarded."""
-        discarded = {"discarded_edits": dict(self.discarded)} if self.discarded else {}
-        checkpoint = self.old.newest_checkpoint() if self.old else None
-        if self.old is None or checkpoint is None:
-            return discarded
-        step, reached = checkpoint["step"], look_at(self.old).step
-        redone = f"Steps {step + 1} to {reached} are" if reached > step + 1 else f"Step {reached} is"
-        again = f" {redone} done again: no checkpoint has what was learnt there." if reached > step else ""
-        changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in self.changed.items())
-        settings = f"that run's{f', but {changed}' if changed else ''}; your draft plays no part"
-        goes_on = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
-        return {"message": f"{goes_on}{again} Its settings are {settings}.", **discarded}
+        facts = nonempty(discarded_edits=dict(self.discarded))
+        if self.old and (checkpoint := self.old.newest_checkpoint()):
+            step, reached = checkpoint["step"], snapshot_of(self.old).step
+            message = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
+            if reached > step:
+                lost = f"Steps {step + 1} to {reached} are" if reached > step + 1 else f"Step {reached} is"
+                message += f" {lost} done again: no checkpoint has what was learnt there."
+            changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in self.changed.items())
+            but = f", but {changed}" if changed else ""
+            facts["message"] = f"{message} Its settings are that run's{but}; your draft plays no part."
+        return facts
 
 
 def _from_draft(caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]) -> Intent:
@@ -103,8 +100,8 @@ def _from_draft(caller: Caller, draft: str | None, environment: str | None, chan
     else:
         selected = drafts.load_draft(caller, draft).selected
         try:
-            kept, discarded = drafts.current(caller, draft)
-            resolved = kept.resolve()
+            chosen, discarded = drafts.current(caller, draft)
+            resolved = chosen.resolve()
         except EnvironmentNotFound as error:
             what = f"Environment file not found for '{selected}'."
             raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
@@ -118,7 +115,7 @@ def _from_run(run_id: str, environment: str | None, changes: Mapping[str, Any]) 
         raise UserError(
             "A run that goes on keeps its environment.",
             f"environment={environment!r} was given beside resume_from.",
-            worded(TOOL, resume_from=run_id, changes=changes),
+            NextStep.of(TOOL, resume_from=run_id, changes=changes),
             field="environment",
         )
     old = find_run(run_id)
@@ -127,23 +124,23 @@ def _from_run(run_id: str, environment: str | None, changes: Mapping[str, Any]) 
     return Intent(resolved=resolved, before=before, old=old)
 
 
-def _named(intent: Intent, start: NextStep) -> Intent:
-    """With the name asked for, or one that was edited; else with none: two runs of one name cannot be told apart."""
-    resolved, name = intent.resolved, start.args["name"]
-    edited = resolved.settings.run.name if "run.name" in resolved.sources else None
-    run = resolved.settings.run.model_copy(update={"name": name or edited})
-    settings = resolved.settings.model_copy(update={"run": run})
-    sources = {**resolved.sources, "run.name": "edit"} if name else resolved.sources
-    return replace(intent, resolved=replace(resolved, settings=settings, sources=sources), start=start)
-
-
-class CheckResult(BaseModel):
+class CheckResult(Facts):
     """One thing that must be true; more keys have the figures."""
-
-    model_config = {"extra": "allow"}
 
     check: str
     ok: bool
+    found: str = ""
+    problem: str = ""
+    remedy: Sentence = ""
+
+
+class EstimateFacts(Facts):
+    """How long a run will take, each from the least to the most."""
+
+    step_s: list[float]
+    total_min: list[float]
+    basis: str
+    peak_gb: float | None = None
 
 
 class Started(Result):
@@ -157,11 +154,11 @@ class Started(Result):
     wandb_run_name: str = ""
     config_path: str = ""
     logs: dict[str, str] = {}
-    message: str = ""
+    message: Sentence = ""
     dry_run: bool = False
     ok: bool = True
     checks: list[CheckResult] = []
-    estimate: dict[str, Any] | None = None  # step_s, total_min: [low, high]; basis; peak_gb
+    estimate: EstimateFacts | None = None
     config_diff: dict[str, list[Any]] = {}
     warnings: list[str] = []  # what a run is not refused for
 
@@ -186,18 +183,23 @@ def rl_start_training(
     Test first with rl_test_inference and dry_run=true. Then watch with rl_check_status.
     """
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
-        return _first_again(first)
+        return _already_started(first)
     changes = changes or {}
     with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
-        found = (
-            _from_run(resume_from, environment, changes)
-            if resume_from
-            else _from_draft(caller, draft, environment, changes)
-        )
-    other_draft = draft if draft != caller.draft else None
-    again = {"resume_from": resume_from, "changes": changes if resume_from else None, "name": name}
-    intent = _named(found, NextStep(TOOL, {**again, "draft": other_draft}))
-    reward = _reward_check(intent.resolved.settings, draft or caller.draft)
+        if resume_from:
+            intent = _from_run(resume_from, environment, changes)
+        else:
+            intent = _from_draft(caller, draft, environment, changes)
+    resolved = intent.resolved
+    # The name given, or one that was edited; else none: two runs of one name cannot be told apart.
+    edited = resolved.settings.run.name if "run.name" in resolved.sources else None
+    run = resolved.settings.run.model_copy(update={"name": name or edited})
+    settings = resolved.settings.model_copy(update={"run": run})
+    sources = {**resolved.sources, "run.name": "edit"} if name else resolved.sources
+    own_changes, other_draft = changes if resume_from else None, draft if draft != caller.draft else None
+    start = NextStep.of(TOOL, resume_from=resume_from, changes=own_changes, name=name, draft=other_draft)
+    intent = replace(intent, resolved=replace(resolved, settings=settings, sources=sources), start=start)
+    reward = _reward_check(settings, draft or caller.draft)
     if dry_run:
         return _rehearse(intent, reward)
     try:
@@ -210,20 +212,23 @@ def _rehearse(intent: Intent, reward: Check) -> Started:
     """Look at everything and estimate; takes up to twenty seconds where nothing was measured before."""
     plan = intent.plan
     examined = examine(plan)
-    # What a test of the draft has seen says nothing of a run that goes on.
-    checks = examined.checks if intent.old else (*examined.checks, reward)
-    failure = next((check.failure for check in checks if check.failure), None)
-    following = intent.start.call
+    checks = [CheckResult(**check.facts) for check in examined.checks]
+    failure = next((check.failure for check in examined.checks if check.failure), None)
+    following: Advice = intent.start
+    if not intent.old:  # what a test of the draft has seen says nothing of a run that goes on
+        checks.append(CheckResult(**reward.facts))
+        if reward.found == UNTESTED:
+            checks[-1].remedy = NextStep("rl_test_inference")
+        if not reward.ok or reward.found == UNTESTED:
+            test = NextStep.of("rl_test_inference", draft=intent.start.args["draft"])
+            following = then(test, following) if reward.ok else test
     if failure is not None:
         following = next_call(TOOL, intent.mended(failure))
-    elif not intent.old and (not reward.ok or reward.found == UNTESTED):
-        test = worded("rl_test_inference", draft=intent.start.args["draft"])
-        following = f"{test} then {following}" if reward.ok else test
     expected = estimate(plan, examined.ground, may_measure=True) if examined.ground else None
     return Started(
         dry_run=True,
         ok=failure is None,
-        checks=[CheckResult.model_validate(check.facts) for check in checks],
+        checks=checks,
         config=drafts.brief(intent.resolved),
         config_diff=intent.changed,
         **intent.facts,
@@ -236,14 +241,14 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
     outcome = latest_test(settings.run.environment, settings.inference.model, draft)
     if outcome is None or outcome.groups_with_variance is None:
-        return Check(name=REWARD, found=UNTESTED, remedy="rl_test_inference()")
+        return Check(name=REWARD, found=UNTESTED)
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
     ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
     figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {ago} ago"}
     if outcome.groups_with_variance > 0:
         return Check(name=REWARD, figures=figures)
-    remedy = "another difficulty, a larger group_size or a higher temperature: groups of equal scores teach nothing"
-    return Check(name=REWARD, ok=False, figures=figures, remedy=remedy)
+    advice = "another difficulty, a larger group_size or a higher temperature: groups of equal scores teach nothing"
+    return Check(name=REWARD, ok=False, figures=figures, remedy=advice)
 
 
 def _start(intent: Intent, reward: Check, key: str | None) -> Started:
@@ -253,7 +258,7 @@ def _start(intent: Intent, reward: Check, key: str | None) -> Started:
     expected = estimate(plan, start.ground, may_measure=False)
     run = begin_run(start)
     if run.run_id != start.run_id:
-        return _first_again(run)
+        return _already_started(run)
     warnings = examined.warnings
     if not reward.ok:
         warnings.append(f"no group of the last test had rewards that vary ({reward.figures['from']}): {reward.remedy}")
@@ -264,20 +269,20 @@ def _start(intent: Intent, reward: Check, key: str | None) -> Started:
     return Started(
         **{**_facts(run, intent.resolved), **intent.facts},
         **nonempty(estimate=expected.facts if expected else None, warnings=warnings),
-        next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
+        next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
     )
 
 
-def _first_again(run: RunDirectory) -> Started:
+def _already_started(run: RunDirectory) -> Started:
     """The answer to a key that was used before: the first run, as it is now."""
     state = run.state()
     facts = _facts(run, replace(run.resolved(), sources=sources_of(run.path)))
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     facts["status"] = "starting" if state.status == "pending" else state.status
     if not state.terminal:
-        return Started(**facts, next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
+        return Started(**facts, next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
     del facts["phase"]
-    return Started(**facts, next=worded("rl_get_results", run.run_id))
+    return Started(**facts, next=NextStep.of("rl_get_results", run.run_id))
 
 
 def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
@@ -293,10 +298,10 @@ def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
         **({"wandb": "starting"} if "wandb" in resolved.settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
-        "message": "Training starting. Use rl_check_status(run_id) to monitor.",
+        "message": ("Training starting. Use ", NextStep.of("rl_check_status", Placeholder("run_id")), " to monitor."),
     }
     if state.resumed_from is not None:
         step = int((state.resume_point or {}).get("step", 0))
-        facts |= {"resumed_from": state.resumed_from, "step": step}
-        facts["message"] = f"Training goes on after step {step} of run {state.resumed_from}, as a new run."
+        message = f"Training goes on after step {step} of run {state.resumed_from}, as a new run."
+        facts |= {"resumed_from": state.resumed_from, "step": step, "message": message}
     return facts

@@ -1,5 +1,5 @@
 """The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for it:
-`python -m halteres.agent.judging.evaluation FOLDER --lock-fd N`.
+`python -m halteres.agent.evaluation FOLDER --lock-fd N`.
 
 There is one evaluation at a time, and the same call again goes on waiting for it. Into a run nothing is written but its
 service's journal.
@@ -20,15 +20,15 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.drafting.drafts import described, load_draft
+from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.drafts import described, load_draft
+from halteres.agent.headline import CORRECT, GREEDY, SCORE
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
-from halteres.agent.trial.folder import TestFolder, until_ended
-from halteres.agent.truncation import nonempty
-from halteres.agent.watching.headline import CORRECT, GREEDY, SCORE, rounded
+from halteres.agent.trial.folder import TestFolder
 from halteres.config import environ
-from halteres.errors import Conflict, InvalidConfig, NotFound, UserError
-from halteres.next_step import worded
+from halteres.errors import Conflict, InvalidConfig, UserError
+from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
@@ -37,8 +37,7 @@ from halteres.runs.starting.run_models import found_model
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
 
-MODULE = "halteres.agent.judging.evaluation"
-
+MODULE = "halteres.agent.evaluation"
 MOST_FIGURES = 14  # that one answer has; the folder's files have all
 START_WITHIN_S = 30.0  # how long a call waits while another one is starting an evaluation
 
@@ -91,19 +90,13 @@ async def rl_evaluate(
 
     The run's own environment and settings hold. Answers how much better than the run's first evaluation they are.
     """
-    ends_at = time.monotonic() + wait_s
 
-    def folder_for() -> TestFolder:
-        if evaluation_id is None:
-            return _under_way_or_started(_request(caller, run_id, weights, base, num_tasks, draft))
-        if (found := folders.folder_of("e", evaluation_id)) is not None:
-            return found
-        what = f"There is no evaluation '{evaluation_id}'."
-        raise NotFound(what, "rl_evaluate's answers name them.", "rl_evaluate(run_id)")
+    def start() -> TestFolder:
+        return _under_way_or_started(_request(caller, run_id, weights, base, num_tasks, draft))
 
-    folder = await asyncio.to_thread(folder_for)
-    await until_ended(folder, ends_at)
-    return Evaluated(**await asyncio.to_thread(_answer, folder))
+    instead = NextStep.of("rl_evaluate", Placeholder("run_id"))
+    folder = await folders.awaited("e", evaluation_id, wait_s, start, instead)
+    return await asyncio.to_thread(_answer, folder)
 
 
 def _request(
@@ -112,7 +105,9 @@ def _request(
     """What a call means. UserError: it means two things."""
     if weights and (run_id or base):
         raise UserError(
-            "weights name what is evaluated: run_id and base say otherwise.", "", 'rl_evaluate(weights="tinker://...")'
+            "weights name what is evaluated: run_id and base say otherwise.",
+            "",
+            NextStep.of("rl_evaluate", weights="tinker://..."),
         )
     service_url = None
     if base and not run_id:  # the base model of a draft, on the draft's environment
@@ -147,8 +142,8 @@ def _under_way_or_started(request: Request) -> TestFolder:
     Raises:
         Conflict: another one goes on: each may start a service with an engine, and one machine bears one of them.
     """
-    folders.tests_home().mkdir(0o700, parents=True, exist_ok=True)
-    with locked(folders.tests_home() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
+    folders.tests_folder().mkdir(0o700, parents=True, exist_ok=True)
+    with locked(folders.tests_folder() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
         under_way = [folder for folder in folders.all_folders("e") if folder.phase() == "running"]
         for folder in under_way:
             with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
@@ -159,13 +154,13 @@ def _under_way_or_started(request: Request) -> TestFolder:
             raise Conflict(
                 f"Evaluation {other} is under way.",
                 "One at a time is made: each may load a model. It ends by itself.",
-                worded("rl_evaluate", evaluation_id=other, wait_s=45),
+                NextStep.of("rl_evaluate", evaluation_id=other, wait_s=45),
             )
         keys = (environ.API_KEY,) if request.service_url else ()
         return folders.begin("e", MODULE, request, *keys)
 
 
-def _answer(folder: TestFolder) -> dict[str, Any]:
+def _answer(folder: TestFolder) -> Evaluated:
     request = folder.request(Request)
     exam, run = request.exam, request.exam.run
     body: dict[str, Any] = {
@@ -175,7 +170,7 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         **nonempty(run_id=run.run_id if run else None, step=request.step),
     }
     if (answer := folders.unfinished(folder, "rl_evaluate", "evaluation's process")) is not None:
-        return {**body, **answer}
+        return Evaluated(**body, **answer)
     result = folder.result() or {}
     figures: Mapping[str, Any] = result["figures"]
     # How many failed is said only where some did, mostly none.
@@ -184,15 +179,16 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
     notes: list[str] = []
     if num_tasks is not None and available is not None and available + figures.get("eval/num_failed", 0) < num_tasks:
         notes = [f"{num_tasks} held-out tasks were asked for; the environment has {available:g}"]
-    return {
+    train = NextStep.of("rl_start_training", dry_run=True)
+    return Evaluated(
         **body,
-        "status": "done",
-        "figures": {name: rounded(figures[name]) for name in shown[:MOST_FIGURES]},
+        status="done",
+        figures={name: rounded(figures[name]) for name in shown[:MOST_FIGURES]},
         **nonempty(improvement=_improvement(folder, request, figures), notes=notes),
-        "files": str(folder.path),
-        "seconds": result["seconds"],
-        "next": worded("rl_get_results", run.run_id) if run else "rl_start_training(dry_run=true)",
-    }
+        files=str(folder.path),
+        seconds=result["seconds"],
+        next=NextStep.of("rl_get_results", run.run_id) if run else train,
+    )
 
 
 def _improvement(folder: TestFolder, request: Request, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,20 +217,22 @@ def main() -> int:
     began = time.monotonic()
 
     def work() -> dict[str, Any]:
-        figures = _measured(folder, folder.request(Request))
+        """By the service that was named, by the run's own where it is alive, or by one for this alone."""
+        request = folder.request(Request)
+        exam, settings = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
+        service = served(
+            exam.base,
+            exam.run,
+            arguments=request.service,
+            log=None if exam.run else folder.path / "service.log",
+        )
+        if request.service_url:
+            service = contextlib.nullcontext(Server(url=request.service_url, key=environ.api_key()))
+        with service as server:
+            figures = measure(exam, server, settings, folder.path)
         return {"figures": figures, "seconds": round(time.monotonic() - began, 1)}
 
     return folders.leave_result(folder, "The evaluation", work)
-
-
-def _measured(folder: TestFolder, request: Request) -> dict[str, Any]:
-    """By the service that was named, by the run's own where it is alive, or by one for this alone."""
-    exam, settings = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
-    if request.service_url:
-        return measure(exam, Server(url=request.service_url, key=environ.api_key()), settings, folder.path)
-    log = None if exam.run else folder.path / "service.log"
-    with served(exam.base, exam.run, arguments=request.service, log=log) as service:
-        return measure(exam, service, settings, folder.path)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The tools on reward models: rl_list_reward_models, rl_train_reward_model, rl_evaluate_reward_model,
 rl_rank_completions; and the process that scores for the last two:
-`python -m halteres.agent.judging.reward_models FOLDER --lock-fd N`.
+`python -m halteres.agent.reward_models FOLDER --lock-fd N`.
 
 The process of the tools has no torch, and scores nothing. A training is a run as any other.
 """
@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,23 +20,23 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.tool import READS, Caller, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
+from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.tool import READS, Caller, Facts, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
-from halteres.agent.trial.folder import TestFolder, until_ended
-from halteres.agent.truncation import nonempty
-from halteres.agent.watching.headline import rounded
+from halteres.agent.trial.folder import TestFolder
 from halteres.config import environ
-from halteres.errors import HalteresError, NotFound, ServerError, UserError
+from halteres.errors import HalteresError, ServerError, UserError
 from halteres.models import TINY, stored_models
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
-from halteres.rewards.training_plan import Forecast, read_plan
+from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import begin_run, plan_resumed_training, plan_reward_training, run_of_key
 
-MODULE = "halteres.agent.judging.reward_models"
-
+MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
+
+LIST = NextStep("rl_list_reward_models")
 
 WAIT_S = 45
 WITHIN_S = 3600  # how long scoring may take
@@ -48,10 +47,21 @@ Model = Annotated[str, Field(description="a reward model: its folder, a run that
 EvaluationId = Annotated[str | None, Field(max_length=100, description="go on waiting for this one")]
 
 
+class RewardModelRow(Facts):
+    """A reward model, and what is known of it."""
+
+    model: str  # folder
+    run_id: str | None = None
+    base: str | None = None
+    figures: dict[str, float] = {}
+    num_rows: int | None = None  # that it was trained on
+    calibrated: bool = False
+
+
 class RewardModels(Result):
     """Reward models on this machine, the newest first."""
 
-    reward_models: list[dict[str, Any]]  # model, and what is known: run_id, base, rows, figures, calibrated
+    reward_models: list[RewardModelRow]
     count: int
 
 
@@ -59,8 +69,10 @@ class RewardModels(Result):
 def rl_list_reward_models(caller: Caller) -> RewardModels:
     """List the reward models on this machine: trained by runs, or put into the store."""
     found = [_row(folder, run_id) for folder, run_id in _folders()]
-    path = found[0]["model"] if found else None
-    following = worded("rl_edit_config", "reward_model_path", path) if path else "rl_train_reward_model(dry_run=true)"
+    path = found[0].model if found else None
+    following = NextStep.of("rl_train_reward_model", dry_run=True)
+    if path:
+        following = NextStep.of("rl_edit_config", "reward_model_path", path)
     return RewardModels(reward_models=found[:MOST_LISTED], count=len(found), next=following)
 
 
@@ -77,17 +89,13 @@ def _folders() -> list[tuple[ModelFolder, str | None]]:
     return found
 
 
-def _row(folder: ModelFolder, run_id: str | None) -> dict[str, Any]:
+def _row(folder: ModelFolder, run_id: str | None) -> RewardModelRow:
     facts = folder.facts
     metrics = facts.get("metrics") or {}
-    return nonempty(
-        model=str(folder.path),
-        run_id=run_id,
-        base=folder.base,
-        figures={name: rounded(metrics[name]) for name in _METRICS if name in metrics},
-        num_rows=(facts.get("data") or {}).get("rows"),
-        calibrated=bool(facts.get("calibration")),
-    )
+    figures = {name: rounded(metrics[name]) for name in _METRICS if name in metrics}
+    rows, is_calibrated = (facts.get("data") or {}).get("rows"), bool(facts.get("calibration"))
+    known = nonempty(run_id=run_id, base=folder.base, figures=figures, num_rows=rows)
+    return RewardModelRow(model=str(folder.path), **known, calibrated=is_calibrated)
 
 
 class RewardTraining(Result):
@@ -136,17 +144,23 @@ def rl_train_reward_model(
             raise UserError(
                 "resume_from goes on with the data and the settings of its run.",
                 "data, eval_data, hold_out and settings cannot be changed.",
-                f'rl_train_reward_model(resume_from="{resume_from}")',
+                NextStep.of("rl_train_reward_model", resume_from=resume_from),
             )
         start = plan_resumed_training(chosen_run(resume_from), name=name, idempotency_key=idempotency_key)
     elif data is None:
-        raise UserError("data is needed.", "It names a file of preferences.", 'rl_train_reward_model(data="...")')
+        raise UserError(
+            "data is needed.", "It names a file of preferences.", NextStep.of("rl_train_reward_model", data="...")
+        )
     else:
         given = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
         fields = {key: value for key, value in given.items() if value is not None}
         plan = read_plan(None, {**(settings or {}), **fields})
         start = plan_reward_training(plan, name=name, idempotency_key=idempotency_key)
-    forecast, warnings = _forecast(start.forecast), [*start.forecast.warnings][:MOST_WARNINGS]
+    fields: Mapping[str, Any] = asdict(start.forecast)
+    forecast = {name: fields[name] for name in _FORECAST if fields[name] is not None}
+    if start.forecast.rows_too_long:
+        forecast |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
+    warnings = [*start.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
         return _training(begin_run(start), forecast=forecast, warnings=warnings)
     return RewardTraining(
@@ -159,18 +173,10 @@ def rl_train_reward_model(
     )
 
 
-def _forecast(forecast: Forecast) -> dict[str, Any]:
-    fields: Mapping[str, Any] = asdict(forecast)
-    facts = {name: fields[name] for name in _FORECAST if fields[name] is not None}
-    if forecast.rows_too_long:
-        facts |= {"rows_too_long": forecast.rows_too_long, "tokens_lost": forecast.tokens_lost}
-    return facts
-
-
 def _training(run: RunDirectory, **more: Any) -> RewardTraining:
     state = run.state()
     if state.kind != "reward":
-        raise UserError(f"Run {run.run_id} trains no reward model.", "", worded("rl_check_status", run.run_id))
+        raise UserError(f"Run {run.run_id} trains no reward model.", "", NextStep.of("rl_check_status", run.run_id))
     return RewardTraining(
         run_id=run.run_id,
         base_model=state.base_model,
@@ -178,7 +184,7 @@ def _training(run: RunDirectory, **more: Any) -> RewardTraining:
         status="starting" if state.status == "pending" else state.status,
         **nonempty(resumed_from=state.resumed_from),
         **more,
-        next=worded("rl_check_status", run.run_id, wait_s=WAIT_S, until="terminal"),
+        next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="terminal"),
     )
 
 
@@ -191,6 +197,14 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True):
     completions: tuple[str, ...] = ()
 
 
+class PairAccuracy(Facts):
+    """The same of one kind of pairs."""
+
+    accuracy: float
+    interval: list[float]
+    num_pairs: int
+
+
 class RewardEvaluated(Result):
     """A reward model on held-out preferences, done or under way."""
 
@@ -200,7 +214,7 @@ class RewardEvaluated(Result):
     accuracy: float | None = None  # share of pairs whose better side has the higher score
     interval: list[float] = []  # 95 %, Wilson
     num_pairs: int = 0
-    by_kind: dict[str, Any] = {}  # kind -> accuracy, interval, num_pairs
+    by_kind: dict[str, PairAccuracy] = {}
     warnings: list[str] = []
     files: str = ""  # folder: result.json has every figure
 
@@ -226,7 +240,9 @@ async def rl_evaluate_reward_model(
 
     def request() -> RewardRequest:
         if not model or not data:
-            raise UserError("model and data are needed.", "", 'rl_evaluate_reward_model(model="...", data="...")')
+            raise UserError(
+                "model and data are needed.", "", NextStep.of("rl_evaluate_reward_model", model="...", data="...")
+            )
         file = Path(data).expanduser()
         return RewardRequest(model=_place(model), data=str(file.absolute()) if file.exists() else data)
 
@@ -234,7 +250,7 @@ async def rl_evaluate_reward_model(
     if result is not None:
         kinds = {kind: _pairs(of_kind) for kind, of_kind in result["by_kind"].items()}
         answer |= {**_pairs(result["overall"]), "by_kind": kinds, "warnings": result["warnings"][:MOST_WARNINGS]}
-        answer["next"] = worded("rl_edit_config", "reward_model_path", answer["model"])
+        answer["next"] = NextStep.of("rl_edit_config", "reward_model_path", answer["model"])
     return RewardEvaluated(**answer)
 
 
@@ -257,14 +273,14 @@ async def rl_rank_completions(
 
     def request() -> RewardRequest:
         if not model or not completions or len(completions) < 2:
-            raise UserError("model and two completions are needed.", "", "rl_list_reward_models()")
+            raise UserError("model and two completions are needed.", "", LIST)
         return RewardRequest(model=_place(model), prompt=prompt, completions=tuple(completions))
 
     answer, result = await _scored("rl_rank_completions", evaluation_id, wait_s, request)
     if result is not None:
         del answer["files"]
         scores = [None if score is None else rounded(score) for score in result["scores"]]
-        answer |= {"order": result["order"], "scores": scores, "next": "rl_list_reward_models()"}
+        answer |= {"order": result["order"], "scores": scores, "next": LIST}
     return Ranked(**answer)
 
 
@@ -280,20 +296,13 @@ async def _scored(
     name: str, evaluation_id: str | None, wait_s: float, make_request: Callable[[], RewardRequest]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The answer so far of a process that scores, started now or before, and its result once it is done."""
-    ends_at = time.monotonic() + wait_s
 
-    def folder_for() -> TestFolder:
-        if evaluation_id is None:
-            request = make_request()
-            keys = (environ.REWARD_KEY,) if "://" in request.model else ()
-            return folders.begin("r", MODULE, request, *keys)
-        if (found := folders.folder_of("r", evaluation_id)) is not None:
-            return found
-        what = f"There is no evaluation '{evaluation_id}'."
-        raise NotFound(what, "Answers name them.", "rl_list_reward_models()")
+    def start() -> TestFolder:
+        request = make_request()
+        keys = (environ.REWARD_KEY,) if "://" in request.model else ()
+        return folders.begin("r", MODULE, request, *keys)
 
-    folder = await asyncio.to_thread(folder_for)
-    await until_ended(folder, ends_at)
+    folder = await folders.awaited("r", evaluation_id, wait_s, start, LIST)
 
     def answer() -> tuple[dict[str, Any], dict[str, Any] | None]:
         body = {"evaluation_id": folder.test_id, "model": folder.request(RewardRequest).model}

@@ -1,6 +1,6 @@
 """The environment's side of the trajectory server: registered, polled, fed, left.
 
-The keys of groups make a repeated group harmless. A group that cannot be delivered is kept on disk, in its order:
+The keys of groups make a repeated group harmless. A group that cannot be delivered goes to disk, in its order:
 
     send ──▶ acknowledged
       │ the server is away for SEND_S, or this process ends meanwhile
@@ -18,13 +18,14 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories import (
     EnvironmentClient,
+    EnvStatus,
     KeyReused,
     Posted,
     Registered,
@@ -38,25 +39,16 @@ PATIENCE = Retries.for_seconds(600.0, longest_wait_s=0.5)
 """How long the server may be away (its restart takes under a second) before the environment gives up."""
 
 SEND_S = 60.0
-"""How long a group may wait for its acknowledgement before it is kept on disk, where there is a folder for it."""
+"""How long a group may wait for its acknowledgement before it goes to disk, where there is a folder for it."""
 
 GOODBYE_S = 2.0
 
-RECEIVED, KEPT = "received", "kept"
-"""Status of a group that was delivered, and of one that was not delivered yet, and will be."""
+RECEIVED, STORED = "received", "kept"
+"""Status of a group that was delivered, and of one that lies on disk and will be."""
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """One look at the server."""
-
-    step: int  # batches delivered
-    room: int  # groups that may be under way, those of before the question included
-    asked_version: int | None = None  # see `EnvStatus`
 
 
 class TrajectoryLink:
@@ -117,47 +109,56 @@ class TrajectoryLink:
             )
         return self._registered
 
-    async def status(self, asked_for: int | None = None) -> Status:
-        """Deliver what could not be delivered before; then ask how far the trainer is, and what it still wants."""
-        for file, letter in self._outbox.letters():
-            await self._deliver_late(letter)
+    async def status(self, num_before: int | None = None) -> EnvStatus:
+        """Deliver what could not be delivered before; then ask how far the trainer is, and for how many groups there is
+        room (`allowance`): those under way before the question included."""
+        for file, group in self._outbox.groups():
+            try:
+                posted = await self._post(group)
+                if posted.set_aside:
+                    log.warning("The trajectory server set aside a group that lay on disk: %s", posted.set_aside)
+            except KeyReused:  # it did arrive, from an environment that had another id, and only the answer was lost
+                pass
+            except InvalidData as error:
+                log.warning("A group that lay on disk is refused: %s", error.sentence)
             file.unlink(missing_ok=True)
-        answer = await self._as_known(lambda env_id: self._client.status(env_id, asked_for))
-        room = answer.allowance
-        if room is None:  # a server without allowances: Atropos's own bound of what may wait there
-            most = self._config.max_batches_offpolicy * self.batch_size // self._config.group_size
-            room = max(0, most - answer.queue_size)
-        return Status(step=answer.current_step, room=room, asked_version=answer.asked_version)
+        answer = await self._as_known(lambda env_id: self._client.status(env_id, num_before))
+        if answer.allowance is not None:
+            return answer
+        # A server without allowances: Atropos's own bound of what may wait there.
+        most = self._config.max_batches_offpolicy * self.batch_size // self._config.group_size
+        return replace(answer, allowance=max(0, most - answer.queue_size))
 
     async def send(self, body: Mapping[str, Any], place: str) -> Posted:
-        """Deliver one group; returns when the server has acknowledged it, or it is KEPT.
+        """Deliver one group; returns when the server has acknowledged it, or it is STORED.
 
         Raises:
             InvalidData: the server refuses the group.
-            NotReady: the server stayed away, and the group could not be kept.
+            NotReady: the server stayed away, and the group could not be stored.
         """
-        letter = Letter(key=f"{self._identity}/{place}", body=body)
-        if self._outbox.files() and self._outbox.keep(letter):  # no group overtakes one that is kept
-            return Posted(status=KEPT)
+        group = OutgoingGroup(key=f"{self._identity}/{place}", body=body)
+        if self._outbox.files() and self._outbox.store(group):  # no group overtakes one that lies there
+            return Posted(status=STORED)
         try:
             async with asyncio.timeout(self._send_s):
-                return await self._post(letter)
+                return await self._post(group)
         except KeyReused:  # an earlier life of this environment has sent the group of this place
             return Posted(status=RECEIVED)
         except (NotReady, TimeoutError) as error:
-            if not self._outbox.keep(letter):
+            if not self._outbox.store(group):
                 if isinstance(error, NotReady):
                     raise
                 raise NotReady(f"The trajectory server acknowledged no group within {self._send_s:g} s.") from None
         except asyncio.CancelledError:
-            self._outbox.keep(letter)  # this process ends; the next one finds it
+            self._outbox.store(group)  # this process ends; the next one finds it
             raise
-        log.warning("The trajectory server does not answer; a group is kept until it does.")
-        return Posted(status=KEPT)
+        log.warning("The trajectory server does not answer; a group lies on disk until it does.")
+        return Posted(status=STORED)
 
     def drop_undelivered(self) -> None:
         """The trainer wants no more: what was not delivered is not needed."""
-        self._outbox.clear()
+        for file in self._outbox.files():
+            file.unlink(missing_ok=True)
         self._outbox = Outbox(None)
 
     async def leave(self) -> None:
@@ -170,19 +171,8 @@ class TrajectoryLink:
         except (HalteresError, TimeoutError) as error:
             log.info("The trajectory server heard no goodbye: %s", error)
 
-    async def _post(self, letter: Letter) -> Posted:
-        return await self._as_known(lambda env_id: self._client.post({**letter.body, "env_id": env_id}, key=letter.key))
-
-    async def _deliver_late(self, letter: Letter) -> None:
-        try:
-            posted = await self._post(letter)
-        except KeyReused:  # it did arrive, from an environment that had another id, and only the answer was lost
-            return
-        except InvalidData as error:
-            log.warning("A group that was kept is refused: %s", error.sentence)
-            return
-        if posted.set_aside:
-            log.warning("The trajectory server set a group aside that was kept: %s", posted.set_aside)
+    async def _post(self, group: OutgoingGroup) -> Posted:
+        return await self._as_known(lambda env_id: self._client.post({**group.body, "env_id": env_id}, key=group.key))
 
     async def _as_known(self, ask: Callable[[int], Awaitable[T]]) -> T:
         """Ask under our id; where the server knows it no more, under a new one."""
@@ -198,13 +188,11 @@ class TrajectoryLink:
 
 
 LARGEST_BYTES = 1024**3
-"""Of all letters together. No group is begun while the server is away, so there are about as many as workers."""
-
-_SUFFIX, _DAMAGED = ".group", ".damaged"
+"""Of all groups on disk. No group is begun while the server is away, so there are about as many as workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class OutgoingGroup:
     """One group on its way to the trajectory server."""
 
     key: str  # Idempotency-Key: the same at every attempt, of whichever process
@@ -212,47 +200,42 @@ class Letter:
 
 
 class Outbox:
-    """The folder of one environment; without one (None), nothing is ever kept."""
+    """The folder of one environment, a file for each group; without one (None), nothing is ever stored."""
 
     def __init__(self, folder: Path | None, largest_bytes: int = LARGEST_BYTES) -> None:
         self._folder, self._largest_bytes = folder, largest_bytes
         self._numbers = itertools.count()
 
     def files(self) -> list[Path]:
-        """The files of all letters, the oldest first."""
-        return sorted(self._folder.glob(f"*{_SUFFIX}")) if self._folder is not None else []
+        """The oldest first."""
+        return sorted(self._folder.glob("*.group")) if self._folder is not None else []
 
-    def keep(self, letter: Letter) -> bool:
-        """Write a letter down. False where there is no folder, no room, or the disk refuses."""
+    def store(self, group: OutgoingGroup) -> bool:
+        """Write a group down. False where there is no folder, no room, or the disk refuses."""
         if self._folder is None:
             return False
-        content = json.dumps({"key": letter.key, "body": letter.body}).encode()
+        content = json.dumps({"key": group.key, "body": group.body}).encode()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if len(content) + sum(file.stat().st_size for file in self.files()) > self._largest_bytes:
                 log.warning("%s holds %d MiB already.", self._folder, self._largest_bytes // 1024**2)
                 return False
-            replace_file(self._folder / f"{time.time_ns():020}-{next(self._numbers)}{_SUFFIX}", content)
+            replace_file(self._folder / f"{time.time_ns():020}-{next(self._numbers)}.group", content)
         except OSError as error:
-            log.warning("A group cannot be kept in %s: %s.", self._folder, error.strerror)
+            log.warning("A group cannot be written into %s: %s.", self._folder, error.strerror)
             return False
         return True
 
-    def clear(self) -> None:
-        """Forget all letters."""
-        for file in self.files():
-            file.unlink(missing_ok=True)
-
-    def letters(self) -> Iterator[tuple[Path, Letter]]:
-        """Every letter with its file, the oldest first; a file that is none is moved out of the way."""
+    def groups(self) -> Iterator[tuple[Path, OutgoingGroup]]:
+        """Every group with its file, the oldest first; a file that holds none is moved out of the way."""
         for file in self.files():
             try:
                 content = json.loads(file.read_bytes())
-                letter = Letter(key=str(content["key"]), body=dict(content["body"]))
+                group = OutgoingGroup(key=str(content["key"]), body=dict(content["body"]))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("%s holds no group (%s); it is left there under another name.", file, error)
-                file.rename(file.with_suffix(_DAMAGED))
+                file.rename(file.with_suffix(".damaged"))
                 continue
-            yield file, letter
+            yield file, group

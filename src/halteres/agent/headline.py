@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from halteres.agent.tool import Facts
 from halteres.errors import nearest
 
 REWARD, SUCCESS = "reward/mean", "reward/success"
@@ -35,11 +36,8 @@ HEADLINE = (
     "accuracy",
     "loss",
 )
-MOST_OWN = 4
-"""Figures of an environment's own evaluation that belong to the headline."""
-
-MOST = 12
-"""Metrics of one answer."""
+MOST_OWN = 4  # figures of an environment's own evaluation that belong to the headline
+MOST = 12  # metrics of one answer
 
 ALIASES = {
     "reward_mean": REWARD,
@@ -57,6 +55,23 @@ _BESIDE = ("eval/num_", "eval/policy_version")
 _LOWER = ("loss", "kl", "truncated", "failed", "without_signal", "time/", "staleness", "absdiff", "_stderr", "dropped")
 
 
+class Improvement(Facts):
+    """A metric's difference between two evaluations."""
+
+    delta: float
+    ci95: list[float] | None
+    num_tasks: int | None
+    certain: bool  # the interval leaves out zero
+    method: str  # paired, by task; unpaired
+
+
+class StepFailure(Facts):
+    """An evaluation that gave no figure."""
+
+    step: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Metrics that a call names."""
@@ -65,7 +80,7 @@ class Choice:
     notes: tuple[str, ...] = ()  # what became of the others
 
 
-def choose(names: Sequence[str], known: Iterable[str]) -> Choice:
+def choose(names: Sequence[str], known: Iterable[str], most: int = MOST) -> Choice:
     """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, as null, with a note."""
     present = sorted(set(known))
     chosen: list[str] = []
@@ -76,9 +91,9 @@ def choose(names: Sequence[str], known: Iterable[str]) -> Choice:
             guess = nearest(name, present)
             notes.append(f"no metric '{name}' here" + (f"; there is '{guess}'" if guess else ""))
         chosen += [other for other in found or [name] if other not in chosen]
-    if len(chosen) > MOST:
-        notes.append(f"{len(chosen) - MOST} more metrics fit; {MOST} at most are told")
-    return Choice(names=tuple(chosen[:MOST]), notes=tuple(notes))
+    if len(chosen) > most:
+        notes.append(f"{len(chosen) - most} more metrics fit; {most} at most are shown")
+    return Choice(names=tuple(chosen[:most]), notes=tuple(notes))
 
 
 def headline(figures: Mapping[str, Any]) -> list[str]:
@@ -92,18 +107,13 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name not in twice]
 
 
-def tells_better(name: str, asked: Sequence[str]) -> bool:
+def tells_better(name: str, chosen: Sequence[str]) -> bool:
     """Whether a run can be the best by this metric: what is trained for, or a chosen one that should be low."""
     if name.startswith(("reward/", "eval/")):
         return not name.startswith(_BESIDE)
-    return name in asked and lower_is_better(name)
+    return name in chosen and lower_is_better(name)
 
 
 def lower_is_better(name: str) -> bool:
     """Whether less of this metric is more of what is wanted."""
     return any(part in name for part in _LOWER)
-
-
-def rounded(value: Any) -> Any:
-    """Four significant digits; what is no number is left as it is."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value

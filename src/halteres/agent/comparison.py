@@ -5,8 +5,9 @@ It shows the settings in which they differ, and which run is the best by one met
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,12 +15,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.tool import READS, Caller, Result, ShortNames, chosen_run, tool
-from halteres.agent.truncation import nonempty, size_of
-from halteres.agent.watching.headline import CORRECT, REWARD, Choice, choose, lower_is_better, rounded, tells_better
+from halteres.agent.answer_text import nonempty, rounded, size_of
+from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, tells_better
+from halteres.agent.tool import READS, Caller, Facts, Result, ShortNames, chosen_run, tool
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
-from halteres.next_step import worded
+from halteres.next_step import NextStep
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
 from halteres.runs.reading.evaluations import CONFIDENCE, Difference, Outcome, comparison_of, differences, outcome_of
@@ -37,7 +38,6 @@ LAST_STEPS = 10
 """A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly noise."""
 
 MOST_METRICS = 4
-
 UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
 
 
@@ -49,6 +49,14 @@ class ComparedRun:
     outcome: Outcome
     settings: Settings | None  # None: they cannot be read
 
+    @classmethod
+    def of(cls, run: RunDirectory) -> ComparedRun:
+        """Read it; one that is half a directory, or another version's, has figures all the same."""
+        state, settings = run.state(), None
+        with contextlib.suppress(RunUnreadable):
+            settings = run.settings()
+        return cls(state=state, outcome=outcome_of(run, state), settings=settings)
+
     def value(self, metric: str) -> float | None:
         """The last evaluation's figure; of a training metric the mean of the last steps."""
         points = series(self.outcome.rows, metric)
@@ -57,14 +65,31 @@ class ComparedRun:
         last = 1 if metric.startswith("eval/") else max(1, min(LAST_STEPS, len(points) // 5))
         return fmean(value for _, value in points[-last:])
 
+    def difference(self, other: ComparedRun, metric: str, confidence: float) -> Difference:
+        """How much better this run is; by their last evaluations where the metric is of those."""
+        before, after = other.outcome.evaluations, self.outcome.evaluations
+        both = metric.startswith("eval/") and before and after
+        found = differences(before[-1], after[-1], confidence).get(metric) if both else None
+        return found or Difference(delta=(self.value(metric) or 0.0) - (other.value(metric) or 0.0))
+
+
+class Best(Facts):
+    """The best run, and what makes it so."""
+
+    metric: str
+    run_id: str
+    why: str
+    certain: bool
+
 
 class Comparison(Result):
     """Runs side by side."""
 
     runs: list[dict[str, Any]]  # a run that was not found has `error`
     settings_that_differ: dict[str, dict[str, Any]]  # field -> run id -> value
+    more_settings_that_differ: list[str] = []  # names, where the values have no room
     environment: str = ""  # of all runs; where they differ it stands with each run
-    best: dict[str, Any] | None = None  # metric, run_id, why, certain
+    best: Best | None = None
     plot: str | None = None  # path of the PNG
     notes: list[str] = []
 
@@ -87,68 +112,53 @@ def rl_compare_runs(
 
     Evaluations are compared task by task (95 % interval); training metrics are means of the last steps, 10 at most.
     """
-    runs, missing = _found(run_ids)
-    choice = _choice(runs, metrics)
-    deciding = [name for name in choice.names if tells_better(name, asked=metrics or ())]
+    found, missing = _found(run_ids)
+    runs = [ComparedRun.of(run) for run in found]
+    choice = Choice(names=(CORRECT, REWARD))
+    if metrics:
+        choice = choose(metrics, {name for run in runs for row in run.outcome.rows for name in row}, MOST_METRICS)
+    deciding = [name for name in choice.names if tells_better(name, chosen=metrics or ())]
     best, why = next((found for name in deciding if (found := _best(runs, name))), (runs[0], None))
     environments = sorted({run.state.environment for run in runs})
+    mixed = len(environments) > 1
     notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]
     picture = _picture(runs, choice.names, notes) if plot else None
-    going_on = next((run.state.run_id for run in runs if not run.state.terminal), None)
-    following = worded("rl_get_results", best.state.run_id)
-    if going_on:
-        following = worded("rl_check_status", going_on, wait_s=45, until="terminal")
-    facts: dict[str, Any] = {
-        **nonempty(environment=environments[0] if len(environments) == 1 else ""),
-        "runs": [*(_row(run, choice.names, len(environments) > 1) for run in runs), *missing],
-        "best": why,
+    following = NextStep.of("rl_get_results", best.state.run_id)
+    if going_on := next((run.state.run_id for run in runs if not run.state.terminal), None):
+        following = NextStep.of("rl_check_status", going_on, wait_s=45, until="terminal")
+    answer = Comparison(
+        **({} if mixed else {"environment": environments[0]}),
+        runs=[*(_row(run, choice.names, mixed) for run in runs), *missing],
+        settings_that_differ={},
+        best=why,
         **({"plot": str(picture) if picture else None} if plot else {}),
         **nonempty(notes=notes),
-        "next": following,
-    }
-    settings = {run.state.run_id: run.settings for run in runs if run.settings}
-    answer = Comparison(**facts, **_settings_that_differ(settings, ROOM - size_of(facts)))
+        next=following,
+    )
+    rest = answer.model_dump(mode="json", exclude_unset=True, exclude={"settings_that_differ"})
+    answer.settings_that_differ, more = _settings_that_differ(runs, ROOM - size_of(rest))
+    if more:
+        answer.more_settings_that_differ = more
     return answer.showing(picture) if picture else answer
 
 
-def _found(run_ids: Sequence[str]) -> tuple[list[ComparedRun], list[dict[str, Any]]]:
+def _found(run_ids: Sequence[str]) -> tuple[list[RunDirectory], list[dict[str, Any]]]:
     """The runs, each once; rows for those that are not there. Where none is there, that is the answer."""
     runs: dict[str, RunDirectory] = {}
-    missing: list[tuple[str, RunNotFound]] = []
+    missing: list[dict[str, Any]] = []
     for run_id in run_ids:
         try:
             run = chosen_run(run_id)
             runs[run.run_id] = run
         except RunNotFound as error:
-            missing.append((run_id, error))
-    if not runs:
-        raise missing[0][1]
-    rows: list[dict[str, Any]] = []
-    for run_id, error in missing:
-        guesses = {name: error.details[name] for name in ("did_you_mean", "allowed") if error.details.get(name)}
-        rows.append({"run_id": run_id, "error": f"{error.what} {error.why}", **guesses})
-    return [_read(run) for run in runs.values()], rows
+            if len(missing) + 1 == len(run_ids):
+                raise
+            guesses = {name: error.details[name] for name in ("did_you_mean", "allowed") if error.details.get(name)}
+            missing.append({"run_id": run_id, "error": f"{error.what} {error.why}", **guesses})
+    return [*runs.values()], missing
 
 
-def _read(run: RunDirectory) -> ComparedRun:
-    state = run.state()
-    try:
-        settings = run.settings()
-    except RunUnreadable:  # half a directory, or another version's: it has figures all the same
-        settings = None
-    return ComparedRun(state=state, outcome=outcome_of(run, state), settings=settings)
-
-
-def _choice(runs: Sequence[ComparedRun], metrics: Sequence[str] | None) -> Choice:
-    if not metrics:
-        return Choice(names=(CORRECT, REWARD))
-    choice = choose(metrics, {name for run in runs for row in run.outcome.rows for name in row})
-    beyond = choice.names[MOST_METRICS:]
-    notes = [f"{MOST_METRICS} metrics are compared; left out: {', '.join(beyond)}"] if beyond else []
-    return Choice(names=choice.names[:MOST_METRICS], notes=(*choice.notes, *notes))
-
-
-def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[str, Any]] | None:
+def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, Best] | None:
     """The best by this metric, with how it stands to the one that comes closest; None where fewer than two have it, or
     what they were trained for differs.
 
@@ -162,7 +172,7 @@ def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[s
         return None
     best, *others = sorted(known, key=lambda run: run.value(metric) or 0.0, reverse=not lower_is_better(metric))
     confidence = 1 - (1 - CONFIDENCE) / len(others)
-    closest, *further = [_difference(best, other, metric, confidence) for other in others]
+    closest, *further = [best.difference(other, metric, confidence) for other in others]
     why = f"{closest.delta:+.4g} against" if closest.delta else "level with"
     why += f" {others[0].state.run_id}"
     if closest.interval:
@@ -174,15 +184,7 @@ def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, dict[s
     if not closest.certain:
         why += "; more held-out tasks, or other seeds, would tell"
     certain = all(one.certain for one in (closest, *further)) and all(run.state.terminal for run in known)
-    return best, {"metric": metric, "run_id": best.state.run_id, "why": why, "certain": certain}
-
-
-def _difference(best: ComparedRun, other: ComparedRun, metric: str, confidence: float) -> Difference:
-    before, after = other.outcome.evaluations, best.outcome.evaluations
-    found = None
-    if metric.startswith("eval/") and before and after:
-        found = differences(before[-1], after[-1], confidence).get(metric)
-    return found or Difference(delta=(best.value(metric) or 0.0) - (other.value(metric) or 0.0))
+    return best, Best(metric=metric, run_id=best.state.run_id, why=why, certain=certain)
 
 
 def _row(run: ComparedRun, names: Sequence[str], mixed: bool) -> dict[str, Any]:
@@ -243,35 +245,30 @@ def _picture(runs: Sequence[ComparedRun], names: Sequence[str], notes: list[str]
         return None
 
 
-def _settings_that_differ(by_run: Mapping[str, Settings], room: int) -> dict[str, Any]:
+def _settings_that_differ(runs: Sequence[ComparedRun], room: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Field to run to value, as many as fit into so many characters of JSON; some others by name.
 
     Where one run has a field and another has not (they are of different environments), the missing value is null.
     """
-    flat = {run_id: _flat(settings) for run_id, settings in by_run.items()}
-    fields = dict.fromkeys(field for settings in flat.values() for field in settings)
+    flat: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if run.settings:
+            sections = run.settings.model_dump(mode="json")
+            names = [
+                (section, name) for section in ("trainer", "inference", "env", "run") for name in sections[section]
+            ]
+            flat[run.state.run_id] = {f"{section}.{name}": sections[section][name] for section, name in names}
     differing: dict[str, dict[str, Any]] = {}
-    for field in fields:
+    for field in dict.fromkeys(field for settings in flat.values() for field in settings if field not in _NO_SETTING):
         values = {run_id: settings.get(field) for run_id, settings in flat.items()}
         if len({json.dumps(value, sort_keys=True) for value in values.values()}) > 1:
             differing[field] = values
     if size_of(differing) <= room:
-        return {"settings_that_differ": differing}
+        return differing, []
     shown: dict[str, dict[str, Any]] = {}
     for field, values in differing.items():
         if size_of({**shown, field: values}) <= room - FOR_NAMES:
             shown[field] = values
     more = [field for field in differing if field not in shown]
     beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
-    return {"settings_that_differ": shown, "more_settings_that_differ": more[:MOST_NAMES] + beyond}
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    """`section.field` to value: the trainer's first, they matter most."""
-    sections = settings.model_dump(mode="json")
-    return {
-        f"{section}.{name}": value
-        for section in ("trainer", "inference", "env", "run")
-        for name, value in sections[section].items()
-        if f"{section}.{name}" not in _NO_SETTING
-    }
+    return shown, more[:MOST_NAMES] + beyond

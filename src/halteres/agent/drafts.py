@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.agent.tool import Caller
-from halteres.agent.truncation import echoed
+from halteres.agent.answer_text import echoed, nonempty
+from halteres.agent.tool import Caller, Facts
 from halteres.config import environ
 from halteres.config.discovery import (
     EnvironmentFile,
@@ -57,7 +57,7 @@ class NoEnvironment(UserError):
     code = "no_environment"
 
 
-class DraftNotKept(ServerError):
+class DraftNotStored(ServerError):
     """A draft's file could not be written."""
 
 
@@ -81,16 +81,16 @@ class Draft:
     def resolve(self, changes: Mapping[str, Any] | None = None) -> Resolved:
         """The settings that a run would have now, under the policy in force, with the draft's changes or with these.
         Raises as `resolve_settings`."""
-        named = Settings(run=RunSettings(name=self.name or None))
+        own_name = Settings(run=RunSettings(name=self.name or None))
         changes = self.changes if changes is None else changes
-        return resolve_settings(self.selected, None, (), base=named, changes=changes)
+        return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
 
     def edited(self, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
         """The draft with these settings changed too, and what it comes to. InvalidConfig: none of them can be."""
         _check_names(changes)
         overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
-        kept = {key: value for key, value in self.changes.items() if key not in overridden}
-        resolved = self.resolve({**kept, **changes})
+        others = {key: value for key, value in self.changes.items() if key not in overridden}
+        resolved = self.resolve({**others, **changes})
         values = by_key(resolved.settings)
         edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
         return replace(self, changes={key: values[key] for key in edited}), resolved
@@ -127,8 +127,8 @@ def _read(handle: str) -> Draft:
 
 
 def save_draft(draft: Draft) -> None:
-    """Keep a draft. DraftNotKept where the disk will not have it."""
-    with _kept(draft.handle):
+    """Keep a draft. DraftNotStored where the disk will not have it."""
+    with _storing(draft.handle):
         replace_file(_file(draft.handle), msgspec.json.encode(draft))
 
 
@@ -138,17 +138,17 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
 
     Raises:
         NotReady: somebody else does, for longer than WITHIN_S.
-        DraftNotKept: the disk will not have it.
+        DraftNotStored: the disk will not have it.
     """
     handle = _handle(caller, draft)
     with ExitStack() as held:
-        with _kept(handle):
+        with _storing(handle):
             _file(handle).parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."))
         yield _read(handle)
 
 
-def drafts_home() -> Path:
+def drafts_folder() -> Path:
     """The folder of all drafts: HALTERES_HOME/drafts."""
     return environ.home() / "drafts"
 
@@ -159,7 +159,7 @@ def lock_of(file: Path) -> Path:
 
 
 def _file(handle: str) -> Path:
-    return drafts_home() / f"{handle}.json"
+    return drafts_folder() / f"{handle}.json"
 
 
 def _handle(caller: Caller, draft: str | None) -> str:
@@ -174,12 +174,12 @@ def _handle(caller: Caller, draft: str | None) -> str:
 
 
 @contextmanager
-def _kept(handle: str) -> Iterator[None]:
+def _storing(handle: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DraftNotKept(
-            f"The draft '{handle}' cannot be kept in {drafts_home()}.",
+        raise DraftNotStored(
+            f"The draft '{handle}' cannot be kept in {drafts_folder()}.",
             f"{error.strerror or error}.",
             "Make room there, or set HALTERES_HOME to another folder.",
         ) from error
@@ -259,12 +259,12 @@ def current(caller: Caller, handle: str | None) -> tuple[Draft, Mapping[str, Any
     """The draft of this handle as it can be now, and edits that it can have no more (section.field -> value): they
     are discarded for good."""
     draft = load_draft(caller, handle)
-    kept, discarded = without_impossible_edits(draft)
+    possible, discarded = without_impossible_edits(draft)
     if discarded:
         with editing(caller, handle) as now:
             if now == draft:  # else somebody has edited it meanwhile, and has discarded them too
-                save_draft(kept)
-    return kept, discarded
+                save_draft(possible)
+    return possible, discarded
 
 
 def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
@@ -277,18 +277,15 @@ def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
         return draft, {}
     except InvalidConfig as error:
         refused = {problem["field"] for problem in error.details.get("problems") or ()} & draft.changes.keys()
-    gone = {key: value for key, value in draft.changes.items() if key in refused and _is_gone(draft, key)}
+    gone: dict[str, Any] = {}
+    for key in refused:
+        try:
+            draft.resolve({key: draft.changes[key]})
+        except (LockedField, UnknownField):
+            gone[key] = draft.changes[key]
+        except InvalidConfig:  # a value that can be no more is its maker's to change
+            pass
     return replace(draft, changes={k: v for k, v in draft.changes.items() if k not in gone}) if gone else draft, gone
-
-
-def _is_gone(draft: Draft, key: str) -> bool:
-    try:
-        draft.resolve({key: draft.changes[key]})
-    except (LockedField, UnknownField):
-        return True
-    except InvalidConfig:  # a value that can be no more is its maker's to change
-        pass
-    return False
 
 
 HEADLINE = (
@@ -353,6 +350,23 @@ _BOUNDS = {
 }
 
 
+class SettingRow(Facts):
+    """A setting in an answer (the seeds' keys first): in brief its name and value, in full all that is known."""
+
+    name: str
+    type: str = ""
+    default: Any = None
+    description: str = ""
+    current_value: Any
+    locked_value: Any = None
+    section: str = ""
+    allowed: list[Any] = []
+    range: str = ""
+    required: bool = False
+    same_as: str = ""
+    why: str = ""  # it is locked
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One setting of a draft."""
@@ -369,35 +383,33 @@ class Setting:
     same_as: str | None = None  # where this is the seeds' name for it
 
     @property
-    def brief(self) -> dict[str, Any]:
+    def brief(self) -> SettingRow:
         """Name and value."""
-        return {"name": self.name, "current_value": self.current, **self._locked_value}
+        return SettingRow(name=self.name, current_value=self.current, **self._locked_value)
 
     @property
-    def full(self) -> dict[str, Any]:
-        """All that is known (the seeds' keys first)."""
+    def full(self) -> SettingRow:
+        """All that is known."""
         options = [self.schema, *self.schema.get("anyOf", ())]
         types = dict.fromkeys(_TYPES.get(str(one["type"]), str(one["type"])) for one in options if "type" in one)
         bounds = [f"{sign}{one[name]}" for one in options for name, sign in _BOUNDS.items() if name in one]
-        facts = {
-            "allowed": [
-                value for one in options for value in one.get("enum", [one["const"]] if "const" in one else ())
-            ],
-            "range": ", ".join(bounds),
-            "required": self.is_required,
-            "same_as": self.same_as,
-            "why": self.lock.why if self.lock else "",
-        }
-        return {
-            "name": self.name,
-            "type": " | ".join(types) or "any",
-            "default": self.default,
-            "description": self.schema.get("description", ""),
-            "current_value": self.current,
+        enums = (one.get("enum", [one["const"]] if "const" in one else ()) for one in options)
+        return SettingRow(
+            name=self.name,
+            type=" | ".join(types) or "any",
+            default=self.default,
+            description=self.schema.get("description", ""),
+            current_value=self.current,
             **self._locked_value,
-            "section": self.key.partition(".")[0],
-            **{name: fact for name, fact in facts.items() if fact},
-        }
+            section=self.key.partition(".")[0],
+            **nonempty(
+                allowed=[value for values in enums for value in values],
+                range=", ".join(bounds),
+                required=self.is_required or None,
+                same_as=self.same_as,
+                why=self.lock.why if self.lock else "",
+            ),
+        )
 
     @property
     def _locked_value(self) -> dict[str, Any]:
@@ -428,6 +440,7 @@ def settings_of(resolved: Resolved) -> list[Setting]:
     }
     locks = locks_beside({**described.config, "tokenizer_name": model}, load_policy())
     locks = {**locks, **({variant.key: variant} if (variant := variant_lock(program)) else {})}
+    filled_in = {f"env.{name}" for name in ENV_WIRING if not is_own_wiring(name)}  # from settings of ours
 
     def setting(key: str, name: str, same_as: str | None = None) -> Setting:
         lock = locks.get(key)
@@ -445,15 +458,9 @@ def settings_of(resolved: Resolved) -> list[Setting]:
         )
 
     return [
-        *(setting(key, short_name(key, fields)) for key in schemas if key != ENVIRONMENT and not _is_filled_in(key)),
+        *(setting(key, short_name(key, fields)) for key in schemas if key != ENVIRONMENT and key not in filled_in),
         *(setting(key, name, same_as=short_name(key, fields)) for name, key in ALIASES.items() if name in ENV_WIRING),
     ]
-
-
-def _is_filled_in(key: str) -> bool:
-    """Whether a setting of the environment's is filled in from one of ours."""
-    section, _, name = key.partition(".")
-    return section == "env" and name in ENV_WIRING and not is_own_wiring(name)
 
 
 def _in_force(settings: Settings) -> dict[str, Any]:

@@ -9,14 +9,13 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from halteres.agent.next_steps import next_after, until_it_ends
+from halteres.agent.run_snapshot import Checkpoint, snapshot_of
 from halteres.agent.tool import Caller, Hints, Result, RunId, chosen_run, tool
-from halteres.agent.watching.look import look_at
-from halteres.agent.watching.next_steps import next_after, until_it_ends
 from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs.directory import RunDirectory, stop_run
@@ -94,7 +93,8 @@ class Watch:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._metrics, self._events = (_from_now(run.path / name) for name in ("metrics.jsonl", "events.jsonl"))
+        files = (run.path / name for name in ("metrics.jsonl", "events.jsonl"))
+        self._metrics, self._events = (Tail(file, file.stat().st_size if file.exists() else 0) for file in files)
         self.state: RunState = run.state()
         self._first = _situation(self.state)
         self._step = self._first_step = self.state.step
@@ -132,10 +132,6 @@ def _situation(state: RunState) -> tuple[object, ...]:
     return state.status, state.phase, tuple(conditions(state).items())
 
 
-def _from_now(file: Path) -> Tail:
-    return Tail(file, file.stat().st_size if file.exists() else 0)
-
-
 WITHIN_S = 24.0
 """How long the end is waited for: clients of the seeds' HTTP routes give up after 30 s, MCP clients after 60 s."""
 
@@ -147,7 +143,7 @@ class Stopped(Result):
     run_id: str = ""
     status: str = ""
     step: int = 0
-    last_checkpoint: dict[str, Any] | None = None  # step, path
+    last_checkpoint: Checkpoint | None = None
 
 
 @tool(title="Stop a run", hints=Hints(destructive=True, idempotent=True))
@@ -164,8 +160,8 @@ async def rl_stop_training(
     if not before.terminal:
         await asyncio.to_thread(stop_run, run, mode, 0)
         await wait_for(run, Until("terminal"), WITHIN_S)
-    look = await asyncio.to_thread(look_at, run)
-    found, state = run.run_id, look.state
+    snapshot = await asyncio.to_thread(snapshot_of, run)
+    found, state = run.run_id, snapshot.state
     if not state.terminal:  # the messages are the seeds'
         message = f"Stopping training run '{found}': it has been asked, and has not ended yet"
     elif state.status == "stopped" and not before.terminal:
@@ -176,7 +172,7 @@ async def rl_stop_training(
         message=message,
         run_id=found,
         status=state.status if state.terminal else "stopping",
-        step=look.step,
-        last_checkpoint=look.last_checkpoint,
-        next=next_after(look) if state.terminal else until_it_ends(found),
+        step=snapshot.step,
+        last_checkpoint=snapshot.last_checkpoint,
+        next=next_after(snapshot) if state.terminal else until_it_ends(found),
     )

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from halteres.agent.drafting import drafts
-from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Hints, Result, tool
-from halteres.agent.truncation import echoed, nonempty, shortened, significant
+from halteres.agent import drafts
+from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
+from halteres.agent.known_models import KnownModel, known_models, proposed
+from halteres.agent.next_steps import LIST_ENVIRONMENTS
+from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
@@ -28,10 +30,8 @@ from halteres.config.program import last_failure
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
-from halteres.next_step import NextStep, worded
-
-if TYPE_CHECKING:
-    from halteres.agent.known_models import KnownModel
+from halteres.next_step import Advice, NextStep, Placeholder, then
+from halteres.runs.starting import resources
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 
@@ -55,9 +55,9 @@ def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **a
     mended = dict(changes)
     for problem in error.details.get("problems") or ():
         name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)
-        meant, suggested = problem.get("did_you_mean"), problem.get("suggest")
-        if meant and name:
-            mended[meant] = mended.pop(name)
+        guess, suggested = problem.get("did_you_mean"), problem.get("suggest")
+        if guess and name:
+            mended[guess] = mended.pop(name)
         elif suggested:
             mended[name or problem["field"].removeprefix("env.")] = suggested[0]
         else:
@@ -75,7 +75,7 @@ OVERHEAD, LEAST_DESCRIPTION = 240, 14
 FEW_VARIANTS = 1  # of a family, unless a query asks for its variants
 
 
-class FoundEnvironment(BaseModel):
+class FoundEnvironment(Facts):
     """One environment, or a family of them: each of its variants is one, named FAMILY:VARIANT."""
 
     name: str
@@ -84,7 +84,14 @@ class FoundEnvironment(BaseModel):
     description: str
     variants: list[str] = []  # of a family: a few names, or all of those that a query asks for
     num_variants: int = 0  # of a family: how many there are
-    all_variants: str = ""  # of a family, where not all are listed: the call that lists them
+    all_variants: Sentence = ""  # of a family, where not all are listed: the call that lists them
+
+
+class BrokenFile(Facts):
+    """A file that cannot be read, or that could not say what it is."""
+
+    file_path: str
+    why: str
 
 
 class Environments(Result):
@@ -92,8 +99,8 @@ class Environments(Result):
 
     environments: list[FoundEnvironment]
     count: int
-    tips: list[str]
-    broken: list[dict[str, str]] = []  # file_path, why; where there are some
+    tips: list[Sentence]
+    broken: list[BrokenFile] = []
 
 
 class Selected(Result):
@@ -124,7 +131,7 @@ def rl_list_environments(
     found = discover(afresh=refresh)
     matches = {one: variants for one in found.environments if (variants := _matching(one, query)) is not None}
     first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
-    none_found = "rl_list_environments()" if query else "rl_list_environments(refresh=true)"
+    none_found = LIST_ENVIRONMENTS if query else NextStep.of("rl_list_environments", refresh=True)
     # Files that cannot be read, and those that could not say what they are when they were last asked.
     failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
     broken = [(one.file_path, one.why) for one in found.broken] + [(path, why) for path, why in failed if why]
@@ -132,12 +139,12 @@ def rl_list_environments(
         environments=_listed(matches),
         count=len(matches),
         tips=[
-            "rl_select_environment(name) selects one",
+            (NextStep.of("rl_select_environment", Placeholder("name")), " selects one"),
             "read file_path to see how it scores",
             "copy a file to make your own",
         ],
-        **nonempty(broken=[{"file_path": path, "why": why} for path, why in broken]),
-        next=worded("rl_select_environment", name=first) if first else none_found,
+        **nonempty(broken=[BrokenFile(file_path=path, why=why) for path, why in broken]),
+        next=NextStep.of("rl_select_environment", name=first) if first else none_found,
     )
 
 
@@ -172,7 +179,7 @@ def _row(environment: EnvironmentFile, variants: Sequence[str]) -> FoundEnvironm
     if members := environment.members:
         family = {"variants": list(variants or members[:FEW_VARIANTS]), "num_variants": len(members)}
         if not variants and len(members) > FEW_VARIANTS:
-            family["all_variants"] = worded("rl_list_environments", query=f"{environment.name}:")
+            family["all_variants"] = NextStep.of("rl_list_environments", query=f"{environment.name}:")
     return FoundEnvironment(
         name=environment.name,
         class_name=environment.class_name,
@@ -197,7 +204,7 @@ def rl_select_environment(
     with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
         chosen = drafts.choose(caller, draft, name, changes or {})
     run = chosen.resolved.settings.run
-    test = worded("rl_test_inference", draft=other_draft)
+    test = NextStep.of("rl_test_inference", draft=other_draft)
     return Selected(
         message=f"Selected environment: {run.environment_name}",
         environment=run.environment_name,
@@ -209,31 +216,43 @@ def rl_select_environment(
             coerced=dict(chosen.resolved.coerced),
             warnings=[*_capped_steps(chosen.resolved), *_unusable_model(chosen.resolved)],
         ),
-        next=f"{test} then {worded('rl_start_training', dry_run=True, draft=other_draft)}",
+        next=then(test, NextStep.of("rl_start_training", dry_run=True, draft=other_draft)),
     )
 
 
 LONGEST_MESSAGE = 400  # characters
 
-TIP = "Use rl_edit_config(field, value) to change any configurable field."
+TIP: Advice = (
+    *("Use ", NextStep.of("rl_edit_config", Placeholder("field"), Placeholder("value"))),
+    " to change any configurable field.",
+)
 ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
 
 
+class ModelRow(Facts):
+    """A base model, and whether a run with these settings fits into this machine with it."""
+
+    name: str
+    present: bool
+    need_gb: float
+    fits: str
+    note: str = ""
+
+
 class Configuration(Result):
-    """A draft's settings. A field is {name, current_value}; in full, or asked for by its name, also type, default,
-    description, section, what is allowed, range, why it is locked; a locked one has locked_value."""
+    """A draft's settings: headline and changed ones in brief; all, or one that is asked for, in full."""
 
     longest: ClassVar[int] = 24_000  # all settings with their descriptions: brief is what is short
 
     environment: str
-    configurable_fields: list[dict[str, Any]]
-    locked_fields: list[dict[str, Any]]
-    tip: str
+    configurable_fields: list[drafts.SettingRow]
+    locked_fields: list[drafts.SettingRow]
+    tip: Sentence
     draft: str
     warnings: list[str] = []
     policy: str = ""  # whose locks these are, where they are not the default ones
     discarded_edits: dict[str, Any] = {}  # earlier ones that can be no more; once
-    models: list[dict[str, Any]] = []  # for field="model": base models, and whether such a run fits into this machine
+    models: list[ModelRow] = []  # for field="model"
     proposed: str = ""  # the one of them to begin with
 
 
@@ -277,8 +296,8 @@ def rl_get_current_config(
     else:
         shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
-    tip = TIP if field or is_full else f'{TIP} All {len(settings)}: detail="full"; one in full: field="NAME".'
-    models, proposed = _models(resolved) if field and shown[0].key == MODEL else ([], "")
+    tip = TIP if field or is_full else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
+    models, first = _models(resolved) if field and shown[0].key == MODEL else ([], "")
     policy = load_policy().name
     return Configuration(
         environment=resolved.settings.run.environment_name,
@@ -291,20 +310,23 @@ def rl_get_current_config(
             discarded_edits=dict(discarded),
             warnings=_capped_steps(resolved),
             models=models,
-            proposed=proposed,
+            proposed=first,
         ),
-        next=worded("rl_test_inference", draft=draft if draft != caller.draft else None),
+        next=NextStep.of("rl_test_inference", draft=draft if draft != caller.draft else None),
     )
 
 
-def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
+def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
     """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
-    from halteres.agent.known_models import proposed
-
     models = _known_models(resolved.settings)
     rows = [
-        {"name": one.name, "present": one.present, "need_gb": significant(one.need_gb), "fits": one.fits}
-        | ({"note": one.note} if one.present and one.note else {})  # of one that is absent `ABSENT` says it
+        ModelRow(
+            name=one.name,
+            present=one.present,
+            need_gb=rounded(one.need_gb, 3),
+            fits=one.fits,
+            **nonempty(note=one.note if one.present else ""),  # of one that is absent `ABSENT` says it
+        )
         for one in models
         if one.present or one.fits != "no" or one.name == resolved.settings.inference.model
     ]
@@ -313,9 +335,6 @@ def _models(resolved: Resolved) -> tuple[list[dict[str, Any]], str]:
 
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
-    from halteres.agent.known_models import known_models
-    from halteres.runs.starting import resources
-
     return known_models(resources.workload_of(settings), resources.look(settings.inference.device))
 
 
@@ -338,14 +357,19 @@ def rl_edit_config(
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
             after, now = before.edited(edits)
-            _check_policy(edits, now)
+            # What the policy holds is refused also where it is asked for the very value that it holds.
+            policy, keys = load_policy(), {name: Edit(name=name, value=given).key for name, given in edits.items()}
+            locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
+            if locked:
+                locks = ((name, policy_lock(key, policy.lock[key], policy)) for name, key in locked)
+                raise refusal([lock.refused(name, edits[name]) for name, lock in locks])
         try:
             was = before.resolve()
         except InvalidConfig:  # what can no longer hold (the policy changed since) counts as if it were not edited
             was = replace(before, changes={}).resolve()
         drafts.save_draft(after)
     values = drafts.by_key(now.settings)
-    new = {name: echoed(values.get(Edit(name=name, value=given).key, given)) for name, given in edits.items()}
+    new = {name: echoed(values.get(keys[name], given)) for name, given in edits.items()}
     listed = ", ".join(f"{name} = {holds}" for name, holds in new.items())
     return Edited(
         message=shortened(f"Updated {listed}", LONGEST_MESSAGE),
@@ -354,7 +378,7 @@ def rl_edit_config(
         draft=after.handle,
         **({"field": field, "value": new[field]} if field is not None else {}),
         **nonempty(warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)),
-        next=worded("rl_start_training", dry_run=True, draft=other_draft),
+        next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )
 
 
@@ -367,21 +391,14 @@ def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dic
     raise UserError(
         "rl_edit_config takes a field with its value, or changes.",
         "",
-        'rl_edit_config(field="group_size", value=16) or rl_edit_config(changes={"group_size":16})',
+        (
+            *(NextStep.of("rl_edit_config", field="group_size", value=16), " or "),
+            NextStep.of("rl_edit_config", changes={"group_size": 16}),
+        ),
     )
 
 
-def _check_policy(edits: Mapping[str, Any], now: Resolved) -> None:
-    """Raise LockedField for what the policy holds, also where it is asked for the very value that it holds."""
-    policy = load_policy()
-    keys = {name: Edit(name=name, value=value).key for name, value in edits.items()}
-    locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
-    if locked:
-        raise refusal([policy_lock(key, policy.lock[key], policy).refused(name, edits[name]) for name, key in locked])
-
-
 MODEL = "inference.model"
-
 NOTABLY_SLOWER = 1.3  # times as many tokens in a step
 NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
 """Of the environment's settings: accepted for compatibility (environments/config.py)."""

@@ -1,1 +1,0 @@
-"""Choosing an environment and its settings: drafts and the tools that edit them."""

@@ -1,0 +1,447 @@
+"""How long a run will take, and how much memory: a range (`Span`); and how fast an engine computes on this machine.
+
+An estimate stands on, in this order: earlier runs with the same model and environment; the engine's speed with the
+lengths of prompts and answers that a test has seen; the same with lengths that are assumed; where the engine was not
+measured yet, the speed of a test's answers. Where no speed was measured there is no estimate.
+
+A speed is measured once, on the engine itself, and remembered: sampling, one training pass and one optimiser step, the
+coarsest figures first, each again with more work until it is worth something. What was measured in time counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from halteres.agent.trial.folder import TestOutcome, latest_test
+from halteres.config import environ
+from halteres.engine.process import EngineCommand, EngineProcess
+from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
+from halteres.errors import HalteresError, NotFound
+from halteres.files import replace_file
+from halteres.process import usable_cores
+from halteres.runs.directory import RunDirectory, active_runs, list_runs
+from halteres.runs.starting import resources
+from halteres.runs.starting.preflight import Ground, Plan, examine_reward_models
+from halteres.runs.starting.resources import (
+    DECODE_ROWS,
+    OTHERS_BYTES,
+    PASS_TOKENS,
+    Workload,
+    cache_bytes,
+    need,
+    workload_of,
+)
+from halteres.runs.starting.run_models import RunModel, server_bytes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Low and high, both included.
+
+    >>> (Span(1, 2) + Span(10, 20)) * 3
+    Span(low=33, high=66)
+    """
+
+    low: float
+    high: float
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.low + other.low, self.high + other.high)
+
+    def __mul__(self, factor: float | Span) -> Span:
+        factor = factor if isinstance(factor, Span) else Span(factor, factor)
+        return Span(self.low * factor.low, self.high * factor.high)
+
+    def within(self, least: float, most: float) -> Span:
+        """Both bounds brought between these."""
+        return Span(min(max(self.low, least), most), min(max(self.high, least), most))
+
+    @property
+    def rounded(self) -> list[float]:
+        """Three rounded digits."""
+        return [float(f"{self.low:.3g}"), float(f"{self.high:.3g}")]
+
+
+CONTEXT = -100  # a group's mask on tokens that the policy did not write (atroposlib's)
+UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts that nobody has seen yet
+SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
+TRAINED_ANSWERS = Span(0.6, 1.3)  # by what factor answers may become shorter or longer in training
+AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and all of them end
+PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
+BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
+SAMPLING, TRAINING = Span(0.17, 1.4), Span(0.05, 1.0)
+"""A token in a run, in seconds of one in a test, which decodes few at once; 0.19 and 0.27 recorded on two cores."""
+
+UNSEEN_LOAD_S = Span(1, 20)  # a model is loaded whose engine was not measured
+NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
+MOST_RUNS, LOOKED_AT = 5, 50
+FEWEST_STEPS = 2  # beside the first, which waits for processes to start and shares the engine with the first evaluation
+BESIDE_PAST = Span(0.8, 1.35)  # how far outside of what was measured the next run may lie: other load, other lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Of one run."""
+
+    step_s: Span
+    total_s: Span  # from the call to the end
+    basis: str
+    peak_gb: float | None = None  # of a service of its own
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer has it."""
+        facts = {"step_s": self.step_s.rounded, "total_min": (self.total_s * (1 / 60)).rounded, "basis": self.basis}
+        return {**facts, "peak_gb": self.peak_gb} if self.peak_gb is not None else facts
+
+
+def estimate(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | None:
+    """What the run will take; None where nothing was measured (yet). With `may_measure` it may take DEADLINE_S."""
+    engine = Engine.of(plan, ground.model) if plan.service_url is None else None
+    speed = remembered(engine) if engine else None
+    found = _by_earlier_runs(plan, ground)
+    if found is None and engine:  # that of somebody else's service is not ours to load with a probe
+        if speed is None and may_measure:
+            speed = measured(engine, plan.demands)
+        found = _by_speed(plan, ground, speed)
+    if found is None:
+        return None
+    found = replace(found, peak_gb=_peak_gb(plan, ground, speed))
+    if not (others := len(active_runs())):
+        return found
+    slower = Span(1, 1 + others)  # they may take their share of the machine, all the time or a little while
+    basis = f"{found.basis}; {others} other run{'s' if others > 1 else ''} may slow it"
+    return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
+
+
+def _done(ground: Ground) -> int:
+    return ground.resume.step if ground.resume else 0
+
+
+def _peak_gb(plan: Plan, ground: Ground, speed: Speed | None) -> float | None:
+    """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by the formula."""
+    shape = ground.model.shape
+    if shape is None or plan.service_url is not None:
+        return None
+    beside = server_bytes(examine_reward_models(plan.settings.env)[1])
+    if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
+        return round((need(shape, plan.demands).total + beside) / 1e9, 2)
+    return round(speed.peak_gb + (cache_bytes(shape, plan.demands) + OTHERS_BYTES + beside) / 1e9, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """One earlier run, as it would have been with the plan."""
+
+    run_id: str
+    step_s: list[float]
+    around_s: float | None  # from the start to the end, without the steps; None: it has not ended by itself
+
+
+def _by_earlier_runs(plan: Plan, ground: Ground) -> Estimate | None:
+    found: list[_Past] = []
+    for run in islice(list_runs(), LOOKED_AT):
+        with contextlib.suppress(NotFound, OSError, ValueError):  # removed meanwhile, or not to be read any more
+            if len(found) < MOST_RUNS and (past := _past(run, plan, ground)) is not None:
+                found.append(past)
+    if not found:
+        return None
+    steps = [seconds for past in found for seconds in past.step_s]
+    means, middle = [sum(past.step_s) / len(past.step_s) for past in found], _quantiles(steps, 0.25, 0.75)
+    pace_s = Span(min(middle.low, *means), max(middle.high, *means)) * BESIDE_PAST  # of a step, in the mean over many
+    around = [past.around_s for past in found if past.around_s is not None]
+    around_s = _quantiles(around, 0.0, 1.0) * BESIDE_PAST if around else Span(5, 60)
+    names = ", ".join(past.run_id for past in found[:3])
+    return Estimate(
+        step_s=_quantiles(steps, 0.05, 0.95) * BESIDE_PAST,
+        total_s=around_s + pace_s * max(0, plan.demands.steps - _done(ground)),
+        basis=f"{len(found)} earlier run{'s' if len(found) > 1 else ''} here ({names})",
+    )
+
+
+def _quantiles(values: list[float], low: float, high: float) -> Span:
+    """The bounds between which that part of the values lies. There must be some."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Span(ordered[round(low * last)], ordered[round(high * last)])
+
+
+def _past(run: RunDirectory, plan: Plan, ground: Ground) -> _Past | None:
+    """None where its model, environment or engine is another."""
+    state, settings, environment = run.state(), run.settings(), ground.environment
+    if (state.base_model, state.environment_file) != (ground.model.name, str(environment.path)):
+        return None
+    if (state.service_given, state.program.variant_setting) != (
+        plan.service_url is not None,
+        environment.variant_setting,
+    ):
+        return None
+    for name in ("engine", "threads", "dtype", "device"):
+        if getattr(settings.inference, name) != getattr(plan.settings.inference, name):
+            return None
+    began = int((state.resume_point or {}).get("step", 0))
+    rows = [row for row in run.metrics() if row.get("src") == "trainer" and row["step"] > began]
+    times: list[float] = [row["time/step"] for row in rows if isinstance(row.get("time/step"), (int, float))][1:]
+    if len(times) < FEWEST_STEPS:
+        return None
+    work, was = plan.demands, workload_of(settings)
+    longer = work.answer_tokens / was.answer_tokens  # a higher limit need not mean longer answers, a lower one may
+    scaled = [seconds * work.batch_size / was.batch_size * min(1.0, longer) for seconds in times]
+    if longer > 1:
+        scaled += [seconds * longer for seconds in scaled]
+    around = None
+    if state.status == "completed" and state.ended_at is not None:
+        around = max(0.0, state.ended_at - state.created_at - sum(times))
+    return _Past(run_id=run.run_id, step_s=scaled, around_s=around)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """Mean tokens of one rollout."""
+
+    prompt: Span
+    answer: Span
+    source: str  # in words
+
+
+def _by_speed(plan: Plan, ground: Ground, speed: Speed | None) -> Estimate | None:
+    """From the engine's speed; where it was not measured, from how fast a test's answers came: then the range is wide,
+    for nobody has seen this machine train."""
+    work, outcome = plan.demands, latest_test(plan.settings.run.environment, plan.settings.inference.model)
+    seen = _tested_lengths(outcome, work) if outcome else None
+    if speed is not None:
+        seen = seen or _assumed_lengths(work)
+        sampling = BESIDE_PROBE * (1 / speed.decode_tokens_per_s)  # s per token
+        training = BESIDE_PROBE * (1 / speed.train_tokens_per_s)
+        update, load = BESIDE_PROBE * speed.update_s, Span(speed.load_s, 1.5 * speed.load_s)
+        basis = f"the engine measured here; {seen.source}"
+    elif outcome is not None and outcome.tokens_per_s and seen is not None:
+        sampling, training = SAMPLING * (1 / outcome.tokens_per_s), TRAINING * (1 / outcome.tokens_per_s)
+        update, load = Span(0, 0), UNSEEN_LOAD_S
+        basis = f"sampling as in {seen.source}; training not measured yet"
+    else:
+        return None
+    sequence = (seen.prompt + seen.answer).within(1, work.positions)
+    step = (seen.answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
+    evaluation = seen.answer * sampling * work.eval_sequences + Span(1, 3)
+    evaluations = Span(1, 2 + work.evaluations(_done(ground)))  # the first goes on beside the first steps
+    total = load + AROUND_ENGINE_S + evaluation * evaluations + step * max(0, work.steps - _done(ground))
+    return Estimate(step_s=step, total_s=total, basis=basis)
+
+
+def _assumed_lengths(work: Workload) -> _Lengths:
+    """Where nothing is known but the limits."""
+    answer = Span(SHORTEST_ANSWER * work.answer_tokens, work.answer_tokens)
+    prompt = UNSEEN_PROMPT.within(1, max(1, work.positions - answer.low))
+    prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))
+    source = f"prompts of {prompts} and answers of {answers} tokens assumed"
+    return _Lengths(prompt=prompt, answer=answer, source=source)
+
+
+class _Group(msgspec.Struct):
+    """One line of a test's groups."""
+
+    masks: list[list[int]]
+
+
+def _tested_lengths(outcome: TestOutcome, work: Workload) -> _Lengths | None:
+    """As a test's groups had them; None where its files are gone."""
+    masks: list[list[int]] = []
+    with contextlib.suppress(OSError):
+        for line in outcome.output_file.read_bytes().splitlines():
+            with contextlib.suppress(msgspec.DecodeError):
+                masks += msgspec.json.decode(line, type=_Group).masks
+    if not masks:
+        return None
+    prompt = sum(mask.count(CONTEXT) for mask in masks) / len(masks)
+    answer = sum(map(len, masks)) / len(masks) - prompt
+    return _Lengths(
+        prompt=Span(0.9 * prompt, 1.1 * prompt),
+        answer=(TRAINED_ANSWERS * answer).within(1, work.answer_tokens),
+        source=f"{len(masks)} rollouts of test {outcome.test_id}",
+    )
+
+
+DEADLINE_S = 20.0
+PROMPT_TOKENS, ANSWER_TOKENS, SEQUENCE_TOKENS = 64, 64, 256  # of what is measured, where a run allows more
+LONG_ENOUGH_S, GROWTH = 1.0, 4  # a figure measured over less time is measured again with so many times the work
+FIRST_TOKENS = 64  # of the first training pass
+FIRST_ROWS, FIRST_ANSWER = 8, 4  # of the first sampling
+ADAPTER = SNAPSHOT = "probe"
+LOSS = LossSpec(name="importance_sampling")
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured; 0: not yet."""
+
+    load_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    train_tokens_per_s: float = 0.0
+    update_s: float = 0.0  # optimiser step and publication
+    peak_gb: float = 0.0  # of the engine's process; 0 where the system does not say
+    rows: int = 0  # decoded together when that figure was taken
+    pass_tokens: int = 0  # of the largest training pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The engine that a run would start."""
+
+    backend: str
+    model: RunModel
+    threads: int
+    dtype: BaseType = "float32"
+    device: str | None = None  # None: by HALTERES_DEVICE
+
+    @classmethod
+    def of(cls, plan: Plan, model: RunModel) -> Engine:
+        """The plan's own; it has none where somebody else's service is used."""
+        given = plan.settings.inference
+        threads = given.threads or max(1, usable_cores() - 1)
+        return cls(backend=given.engine, model=model, threads=threads, dtype=given.dtype, device=given.device)
+
+    @property
+    def key(self) -> str:
+        """Under which its speed is remembered: model, engine, threads, machine."""
+        folder = Path(self.model.tokenizer)
+        written = (folder / "config.json").stat().st_mtime_ns
+        computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"
+        return f"{folder}@{written}/{computed}/{resources.look(self.device).mark}"
+
+
+def _speeds() -> tuple[Path, dict[str, Speed]]:
+    """The file of all speeds that were measured here, and what it holds."""
+    file = environ.home() / "cache" / "engine_speeds.json"
+    try:
+        return file, msgspec.json.decode(file.read_bytes(), type=dict[str, Speed])
+    except (OSError, msgspec.DecodeError):
+        return file, {}
+
+
+def remembered(engine: Engine) -> Speed | None:
+    """What was measured on this machine, or None."""
+    return _speeds()[1].get(engine.key)
+
+
+def measured(engine: Engine, work: Workload, deadline_s: float = DEADLINE_S) -> Speed | None:
+    """Measure now, and remember it; None where no figure was worth anything within the deadline."""
+    probe = _Probe(engine, work)
+    with contextlib.suppress(HalteresError, OSError, TimeoutError):  # no engine can be started, or not in time
+        asyncio.run(asyncio.wait_for(probe.run(), deadline_s))
+    if not (probe.speed.decode_tokens_per_s and probe.speed.train_tokens_per_s):
+        return None
+    with contextlib.suppress(OSError):  # a disk that will not have it costs the next one who asks some seconds
+        file, speeds = _speeds()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        encoded = msgspec.json.encode({**speeds, engine.key: probe.speed})
+        replace_file(file, msgspec.json.format(encoded, indent=1) + b"\n")
+    return probe.speed
+
+
+class _Probe:
+    """One engine, and its figures as they come."""
+
+    def __init__(self, engine: Engine, work: Workload) -> None:
+        self._engine, self._work, self.speed = engine, work, Speed()
+
+    async def run(self) -> None:
+        """Start the engine, measure, and end it."""
+        engine = self._engine
+        command = EngineCommand(
+            backend="scripted" if engine.backend == "scripted" else "torch",
+            folder=Path(engine.model.tokenizer),
+            name=engine.model.name,
+            threads=engine.threads,
+            dtype=engine.dtype,
+            device=engine.device,
+        )
+        with tempfile.TemporaryDirectory(prefix="halteres-probe-") as folder:
+            began = time.perf_counter()
+            self._host = EngineProcess(command, Path(folder) / "engine.log")
+            await self._host.start()
+            try:
+                self._note(load_s=time.perf_counter() - began)
+                self._vocabulary = range((await self._host.engine.info()).vocab_size)
+                await self._measure()
+            finally:
+                await self._host.stop()
+
+    async def _measure(self) -> None:
+        """In the order in which a figure is missed most, coarsely first."""
+        work = self._work
+        await self._host.engine.create_adapter(ADAPTER, LoraConfig(rank=work.rank, seed=0))
+        await self._train(FIRST_TOKENS)
+        await self._update()
+        await self._sample(FIRST_ROWS, FIRST_ANSWER)  # all of it once: the first use of a kernel is slow
+        tokens, took = FIRST_TOKENS, 0.0
+        while took < LONG_ENOUGH_S and tokens < PASS_TOKENS:
+            tokens = min(tokens * GROWTH, PASS_TOKENS)
+            took = await self._train(tokens)
+        most_rows, longest = min(work.rows, work.batch_size, DECODE_ROWS), min(ANSWER_TOKENS, work.answer_tokens)
+        rows, answer, took = FIRST_ROWS, FIRST_ANSWER, 0.0
+        while took < LONG_ENOUGH_S and (rows, answer) != (most_rows, longest):
+            rows, answer = min(rows * GROWTH, most_rows), min(answer * GROWTH, longest)
+            took = await self._sample(rows, answer)
+        await self._host.engine.forward_backward(ADAPTER, (self._datum(8),), LOSS)  # no gradient is left over
+        await self._update()
+
+    async def _train(self, tokens: int) -> float:
+        length = min(SEQUENCE_TOKENS, self._work.positions, tokens)
+        data = tuple(self._datum(length) for _ in range(max(1, tokens // length)))
+        took, _ = await _timed(self._host.engine.forward_backward(ADAPTER, data, LOSS))
+        self._note(train_tokens_per_s=len(data) * length / took, pass_tokens=len(data) * length)
+        return took
+
+    async def _update(self) -> None:
+        stepped, _ = await _timed(self._host.engine.optim_step(ADAPTER, Adam(learning_rate=1e-6)))
+        published, _ = await _timed(self._host.engine.snapshot(ADAPTER, SNAPSHOT))
+        self._note(update_s=stepped + published)
+
+    async def _sample(self, rows: int, answer: int) -> float:
+        prompt = self._tokens(min(PROMPT_TOKENS, max(1, self._work.positions // 2))).tobytes()
+        params = SamplingParams(max_tokens=answer, stop_tokens=())
+        took, result = await _timed(self._host.engine.sample(SNAPSHOT, prompt, rows, params))
+        count = sum(len(sequence.tokens) // 4 for sequence in result.sequences)
+        self._note(decode_tokens_per_s=count / took, rows=rows)
+        return took
+
+    def _datum(self, length: int) -> Datum:
+        tokens, ones = self._tokens(length), np.ones(length, np.float32)
+        inputs = {
+            "target_tokens": Array(dtype="int64", shape=(length,), data=tokens.astype(np.int64).tobytes()),
+            "logprobs": Array(dtype="float32", shape=(length,), data=(-ones).tobytes()),
+            "advantages": Array(dtype="float32", shape=(length,), data=ones.tobytes()),
+        }
+        return Datum(tokens=tokens.tobytes(), inputs=inputs)
+
+    def _tokens(self, length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        chosen = random.Random(length).choices(self._vocabulary, k=length)  # noqa: S311 - no secret
+        return np.asarray(chosen, np.int32)
+
+    def _note(self, **figures: float) -> None:
+        """With the most memory that the engine ever had resident; 0 where the system does not say."""
+        peak_gb = 0.0
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            status = Path(f"/proc/{self._host.pid}/status").read_text()
+            peak_gb = int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
+        self.speed = msgspec.structs.replace(self.speed, **figures, peak_gb=peak_gb)
+
+
+async def _timed(work: Awaitable[T]) -> tuple[float, T]:
+    began = time.perf_counter()
+    result = await work
+    return time.perf_counter() - began, result

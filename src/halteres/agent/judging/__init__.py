@@ -1,1 +1,0 @@
-"""Judging runs: results, rollouts, comparison."""

@@ -1,1 +1,0 @@
-"""Starting training: intent, checks, estimates, base models."""

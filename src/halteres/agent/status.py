@@ -1,0 +1,412 @@
+"""The tools that look at a run, at several, and at all: rl_check_status, rl_list_runs.
+
+An operator may limit how often a run is looked at, as the seeds do (`min_status_interval_s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import msgspec
+from pydantic import Field
+
+from halteres.agent.answer_text import clipped, nonempty, rounded
+from halteres.agent.headline import CORRECT, StepFailure
+from halteres.agent.logs import log_tail
+from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
+from halteres.agent.run_snapshot import (
+    AlertRow,
+    RunSnapshot,
+    alert_rows,
+    failure_facts,
+    sink_facts,
+    snapshot_of,
+    wandb_names,
+    why_no_batch,
+)
+from halteres.agent.tool import READS, Caller, Facts, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
+from halteres.agent.waiting import Until, wait_for, wait_for_all
+from halteres.config import environ
+from halteres.config.operator_policy import load_policy
+from halteres.errors import HalteresError, UserError, boundary, unknown
+from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.next_step import NextStep
+from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.evaluations import outcome_of
+from halteres.runs.reading.failures import read_restarts
+from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
+from halteres.runs.state import RunUnreadable, Status
+
+WHY_LENGTH = 200  # characters of why there is no evaluation, and of an error in a list
+
+
+class Gain(Facts):
+    """What a run has gained on held-out tasks over its first evaluation."""
+
+    of: str
+    before: float
+    after: float
+    ci95: list[float] | None  # of the difference
+    certain: bool
+
+
+class StatusResult(Result):
+    """A run as it is now; where it failed also error, code, exit, log_tail, last_checkpoint, resumable.
+
+    Where the operator's policy limits looks: rate_limited, message, next_check_in_seconds, and the figures of the last
+    look.
+    """
+
+    run_id: str = ""
+    name: str = ""  # where it was given one
+    status: str = ""
+    state: str = ""  # in W&B's words: running, finished, crashed
+    phase: str | None = None
+    environment: str = ""
+    step: int = 0
+    total_steps: int = 0
+    running_time_minutes: float = 0
+    eta_minutes: list[int | float] | None = None  # [low, high]
+    processes: dict[str, str] = {}  # api, trainer, env and more: "running", "exited (N)", "not started"
+    wandb_project: str = ""
+    wandb_run_name: str = ""
+    wandb_url: str | None = None
+    wandb: str = ""  # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
+    sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
+    logs: dict[str, str] = {}  # paths, of a run that ails
+    metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct; loss_per_token: minus
+    # the mean advantage of a trained token, no error that should fall; kl; kl_reference, implicit_reward_gap and
+    # share_of_gain where they are measured; where steps moved no weight: skipped_steps, policy_version; where held-out
+    # tasks failed: eval_num_failed, eval_num_tasks that the figure is of
+    gain: Gain | None = None  # of an ended run
+    weights: str = ""  # where they have hardly moved
+    trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    alerts: list[AlertRow] = []
+    eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
+    no_evaluation: str = ""  # why there will be no held-out figure
+    no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
+    failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
+    restarts: dict[str, int] = {}  # processes that died and were started again: how often
+    runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
+    log_tail: list[str] = []  # of whoever failed
+    health: str = ""  # healthy, alert, failing; of a run that has ended, its status
+    woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
+    suggested_wait_s: int = 0
+    rate_limited: bool = False
+
+
+@tool(title="Look at a run", hints=READS)
+async def rl_check_status(
+    caller: Caller,
+    run_id: RunId = None,
+    run_ids: RunIds = None,
+    wait_s: WaitSeconds = 0,
+    until: Annotated[
+        str | None,
+        Field(
+            description='wake at "terminal", "running", "eval", "alert", "change" or "step>=N"; '
+            'default "change", of several runs "terminal": once all have ended'
+        ),
+    ] = None,
+) -> StatusResult:
+    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
+
+    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all (an alert or change: of any).
+    """
+    if not run_ids:
+        event = Until.parse(until or "change")
+        run = await asyncio.to_thread(chosen_run, run_id)
+        woke = await wait_for(run, event, wait_s) if wait_s else None
+        return await asyncio.to_thread(_answer, run, woke)
+    event = Until.parse(until or "terminal")
+    if run_id:
+        several = NextStep.of("rl_check_status", run_ids=run_ids)
+        raise UserError("rl_check_status takes run_id or run_ids.", "", several)
+    found = await asyncio.to_thread(lambda: [chosen_run(each) for each in run_ids])
+    runs = [*{run.run_id: run for run in found}.values()]
+    woke = await wait_for_all(runs, event, wait_s) if wait_s else None
+    return await asyncio.to_thread(_answer_on_several, runs, woke)
+
+
+def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
+    snapshot = snapshot_of(run)
+    state, progress = snapshot.state, snapshot.progress
+    if limited := rate_limited_answer(snapshot):
+        return StatusResult(**limited, next=until_it_ends(run.run_id))
+    failed = progress.unevaluated
+    answer = StatusResult(
+        run_id=run.run_id,
+        status=state.status,
+        environment=state.environment,
+        running_time_minutes=snapshot.minutes,
+        processes=conditions(state),
+        **wandb_names(state, snapshot.given),
+        **sink_facts(run),
+        # rl_start_training has named the logs; they are worth another word where something is wrong.
+        logs={role: str(run.log(role)) for role in SEED_ROLES} if snapshot.health in ("failing", "failed") else {},
+        metrics=snapshot.metrics,
+        state=snapshot.state_word,
+        step=snapshot.step,
+        total_steps=state.total_steps,
+        alerts=alert_rows(snapshot),
+        health=snapshot.health,
+        suggested_wait_s=snapshot.suggested_wait_s,
+        **({} if state.terminal else {"eta_minutes": snapshot.eta_minutes, "trend": snapshot.trend}),
+        **nonempty(
+            name=state.own_name,
+            phase=state.phase,
+            code=state.code if state.status != "failed" else None,
+            note=state.note,
+            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH)) if failed else None,
+            no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
+            no_batch=why_no_batch(snapshot),
+            restarts=read_restarts(run.path / "events.jsonl"),
+            failed_rollouts=dict(progress.failed_rollouts),
+            gain=_gain(snapshot),
+            weights=snapshot.hardly_moved,
+            woke=woke,
+        ),
+        **failure_facts(snapshot),
+        next=next_after(snapshot),
+    )
+    if state.status == "failed":
+        answer.log_tail = log_tail(snapshot, len(answer.model_dump_json(exclude_unset=True)))
+    return answer
+
+
+def _gain(snapshot: RunSnapshot) -> Gain | None:
+    """Of a run that has ended, what every reader asks next: has it learnt?"""
+    if not snapshot.state.terminal:
+        return None
+    outcome = outcome_of(snapshot.run, snapshot.state)
+    gain = outcome.gains.get(CORRECT)
+    if gain is None or outcome.baseline is None:
+        return None
+    before, after = (rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1]))
+    return Gain(of=CORRECT, before=before, after=after, ci95=gain.facts["ci95"], certain=gain.facts["certain"])
+
+
+def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResult:
+    """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to compare."""
+    snapshots = [snapshot_of(run) for run in runs]
+    rows = [_row(snapshot) for snapshot in snapshots]
+    ids = [run.run_id for run in runs]
+    ailing = (
+        one
+        for one in snapshots
+        if one.state.status == "failed" or (one.pressing is not None and not one.state.terminal)
+    )
+    if first := next(ailing, None):
+        following = next_after(first)
+    elif not all(one.state.terminal for one in snapshots):
+        wait_s = int(environ.longest_wait_s())
+        following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
+    else:
+        following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else next_after(snapshots[0])
+    return StatusResult(runs=rows, **nonempty(woke=woke), next=following)
+
+
+def _row(snapshot: RunSnapshot) -> dict[str, Any]:
+    """One of several runs; where the operator's policy limits looks, as it was at the last one."""
+    state = snapshot.state
+    return nonempty(
+        **(
+            rate_limited_answer(snapshot)
+            or {
+                "run_id": snapshot.run.run_id,
+                "name": state.own_name,
+                "environment": state.environment,
+                "status": state.status,
+                "health": None if state.terminal else snapshot.health,
+                "step": snapshot.step,
+                "total_steps": state.total_steps,
+                "eta_minutes": snapshot.eta_minutes,
+                "metrics": {name: it for name, it in snapshot.metrics.items() if it is not None and name != "step"},
+                "gain": _gain(snapshot),
+                "alerts": [alert.rule for alert in snapshot.alerts],
+                "error": clipped(state.error, WHY_LENGTH) if state.error else None,
+            }
+        )
+    )
+
+
+class LastLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The last look that was answered in full."""
+
+    at: float  # unix seconds
+    status: str
+    phase: str | None
+    step: int
+    metrics: dict[str, Any]
+
+
+def looks_folder() -> Path:
+    """The folder of all last looks: HALTERES_HOME/looks."""
+    return environ.home() / "looks"
+
+
+def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """The answer to a look that comes too early; None where it may be answered in full, and is remembered."""
+    try:
+        interval_s = load_policy().min_status_interval_s
+    except HalteresError:
+        return None  # a policy that cannot be read stops whoever starts a run, not whoever watches one
+    if interval_s <= 0:
+        return None
+    file = looks_folder() / f"{snapshot.run.run_id}.json"
+    now, last, state = snapshot.at, None, snapshot.state
+    with contextlib.suppress(OSError, *NOT_JSON):
+        last = msgspec.json.decode(read_regular(file), type=LastLook)
+    if last and snapshot.health == "healthy" and (last.status, last.phase) == (state.status, state.phase):
+        left_s = last.at + interval_s - now
+        if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
+            return {
+                "rate_limited": True,
+                "run_id": snapshot.run.run_id,
+                "message": f"Rate limited. Next check available in {max(1, math.ceil(left_s / 60))} minutes.",
+                "next_check_in_seconds": round(left_s, 1),
+                "status": last.status,
+                "step": last.step,
+                "metrics": last.metrics,
+            }
+    with contextlib.suppress(OSError):  # a home that cannot be written is no reason not to look
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if state.terminal:
+            file.unlink(missing_ok=True)
+        else:
+            seen = LastLook(
+                at=now, status=state.status, phase=state.phase, step=snapshot.step, metrics=snapshot.metrics
+            )
+            replace_file(file, msgspec.json.encode(seen))
+    return None
+
+
+ACTIVE = "active"
+STATUSES: tuple[str, ...] = (ACTIVE, *get_args(Status), UNREADABLE)
+
+LIST_LENGTH, LONGEST_LIST, USUAL_RUNS = 2200, 7000, 20
+"""Characters of the list: for the usual number of runs, and at most. Runs have all their keys as long as there is room;
+older ones have fewer, and the oldest are left out."""
+
+
+class ListedRun(Facts):
+    """A run in a list; of an unreadable one, whose run.json is damaged, the first four and the error."""
+
+    run_id: str
+    environment: str
+    status: str
+    wandb_run_name: str
+    step: int = 0
+    started: str = ""
+    name: str = ""  # where it was given one
+    total_steps: int = 0
+    reward: float | None = None
+    minutes: float = 0
+    resumed_from: str = ""
+    error: str = ""
+
+    @property
+    def length(self) -> int:
+        """Characters that it takes."""
+        return len(self.model_dump_json(exclude_unset=True)) + 1
+
+
+class LeftOut(Facts):
+    """How many runs are not listed, of how many the details are not, and how to see more."""
+
+    runs: int
+    details_of: int
+    more: str
+
+
+class Runs(Result):
+    """Runs, newest first. name and resumed_from where they say something new, step and started always, the others
+    as far as the answer stays short: active and newest runs first."""
+
+    runs: list[ListedRun]
+    count: int  # of all that fit, also where fewer are listed
+    left_out: LeftOut | None = None  # where the answer would be too long
+
+
+@tool(title="List runs", hints=READS)
+def rl_list_runs(
+    caller: Caller,
+    status: Annotated[str | None, Field(description="only those: active, running, completed, failed, stopped")] = None,
+    limit: Annotated[int, Field(ge=1, le=200)] = 20,
+) -> Runs:
+    """List runs, newest first, also those that others started."""
+    if status is not None and status not in STATUSES:
+        raise unknown(UserError, "status", status[:40], STATUSES)
+    found = [
+        run
+        for run in known_runs()
+        if status is None or run.facts.status == status or (status == ACTIVE and not run.ended)
+    ]
+    listed = found[:limit]
+    rows = _listed_rows(listed, min(LONGEST_LIST, LIST_LENGTH * max(1, limit // USUAL_RUNS)))
+    brief = sum({"step", "minutes"} & row.model_fields_set == {"step"} for row in rows)
+    left_out = LeftOut(runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full")
+    following = LIST_ENVIRONMENTS
+    if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
+        is_completed = first.ended and first.facts.status == "completed"
+        following = NextStep.of("rl_get_results" if is_completed else "rl_check_status", first.run_id)
+    cut = {"left_out": left_out} if brief or left_out.runs else {}
+    return Runs(runs=rows, count=len(found), **cut, next=following)
+
+
+def _listed_rows(runs: Sequence[Entry], room: int) -> list[ListedRun]:
+    """In brief as many runs as there is room for, active ones first, then the newest; of these in full as many as the
+    rest of the room allows. In the order of `runs`."""
+    first = sorted(runs, key=lambda run: run.ended)  # stable: within each kind, newest first
+    rows: dict[str, ListedRun] = {}
+    for run in first:
+        row = _brief_row(run)
+        if rows and row.length > room:
+            break
+        room -= row.length
+        rows[run.run_id] = row
+    for run in first[: len(rows)]:
+        row = rows[run.run_id] if run.unreadable else _full_row(rows[run.run_id], run)
+        room -= row.length - rows[run.run_id].length
+        if room < 0:
+            break
+        rows[run.run_id] = row
+    return [rows[run.run_id] for run in runs if run.run_id in rows]
+
+
+def _brief_row(run: Entry) -> ListedRun:
+    facts = run.facts
+    more: dict[str, Any] = {"error": clipped(run.error, WHY_LENGTH)}
+    if not run.unreadable:
+        more = {"step": facts.step, "started": f"{datetime.fromtimestamp(facts.created_at, UTC):%Y-%m-%dT%H:%MZ}"}
+    return ListedRun(
+        run_id=run.run_id,
+        environment=facts.environment,
+        status=facts.status,
+        wandb_run_name=run.default_name,
+        **more,
+    )
+
+
+def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
+    """Whatever is wrong with one run's files is in its row, and the other runs are listed."""
+    facts = run.facts
+    try:
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):
+            reward = last_reward(RunDirectory(run.path))
+            more = {
+                "total_steps": facts.total_steps,
+                "reward": None if reward is None else rounded(reward, 3),
+                "minutes": round(max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1),
+                **nonempty(name=run.own_name, resumed_from=facts.resumed_from),
+            }
+    except RunUnreadable as error:
+        more = {"error": clipped(error.what, WHY_LENGTH)}
+    return brief.model_copy(update=more)

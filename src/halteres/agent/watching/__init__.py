@@ -1,1 +1,0 @@
-"""Watching and stopping runs."""
