@@ -28,7 +28,7 @@ from machine import machine
 from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis import rules
 from halteres.runs.diagnosis.rules import Rule, hacking, not_rising
-from halteres.runs.diagnosis.run_facts import History, RunFacts
+from halteres.runs.diagnosis.run_facts import Debounce, History, RunFacts
 from halteres.runs.reading.evaluations import CORRECT, Difference, Evaluation, Pair, differences, paired
 
 RESULTS = Path(__file__).parent / "results" / "alerts.json"
@@ -130,7 +130,7 @@ def examined(
 
 def told_at(rule: Rule, rows: Iterator[Row]) -> int | None:
     """Step of the first alert."""
-    history, debounce = History(), rule.debounce()
+    history, debounce = History(), Debounce(rule.steps, rule.calm)
     for row in rows:
         history.see(row)
         if debounce.found(rule.look(CASE, history, row)):

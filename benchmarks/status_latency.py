@@ -101,10 +101,9 @@ def go_on(path: Path, steps: int) -> None:
     from msgspec import structs
 
     from halteres.process import identity
-    from halteres.runs import lock
-    from halteres.runs.state import read_state, write_state
+    from halteres.runs.state import read_state, take_lock, write_state
 
-    lock.take(path / "lock")  # the kernel frees it
+    take_lock(path / "lock")  # the kernel frees it
     state = read_state(path / "run.json")
     processes = {role: {**facts, "exit": None, "state": "running"} for role, facts in state.processes.items()}
     changes: dict[str, Any] = {"status": "running", "processes": processes, "ended_at": None}

@@ -23,9 +23,9 @@ from halteres.config.program import EnvironmentProgram, project_of
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
-from halteres.runs.measurement import Examination, measure
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.servers import served
+from halteres.runs.supervision.evaluation import Examination, measure
 
 ARITHMETIC = BUILTIN_FOLDER / "arithmetic.py"
 HELD_OUT = {"eval_tasks": 128, "eval_samples": 4}

@@ -30,13 +30,13 @@ from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, hostname_of, is_loo
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
-class TokenWanted(UserError):
+class TokenMissing(UserError):
     """The request carries no token, or another one."""
 
     code, status = "token_wanted", 401
 
 
-NO_TOKEN = TokenWanted(
+NO_TOKEN = TokenMissing(
     "This server asks for a token.",
     "The request carries none, or another one.",
     "Send 'Authorization: Bearer TOKEN', or have it in the URL: http://x:TOKEN@HOST:PORT. "
@@ -76,8 +76,8 @@ class AccessPolicy:
     def refusal(self, headers: RawHeaders) -> UserError | None:
         """Why this request may not come in; None: it may."""
 
-        def all_of(wanted: bytes) -> list[str]:
-            return [value.decode("latin-1") for name, value in headers if name == wanted]
+        def all_of(header: bytes) -> list[str]:
+            return [value.decode("latin-1") for name, value in headers if name == header]
 
         hosts, sites = all_of(b"host"), [site.lower() for site in all_of(b"sec-fetch-site")]
         # An embedded address has no Origin, and without TLS no Sec-Fetch-Site, but a Referer.
@@ -95,10 +95,12 @@ class AccessPolicy:
         return None if expected is None or knows else NO_TOKEN
 
     def _is_own(self, name: str | None) -> bool:
-        """Whether this server may be called so."""
         if name is None or name in self.names:
             return name is not None
-        return self.any_address and ("." not in name or _is_address(name))
+        with suppress(ValueError):
+            ipaddress.ip_address(name)
+            return self.any_address
+        return self.any_address and "." not in name
 
     def _foreign(self, what: str, found: list[str]) -> Foreign:
         if not self.any_address:
@@ -145,16 +147,7 @@ def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _tokens(login: str) -> Iterator[bytes]:
-    """What an Authorization header may mean as token."""
     scheme, _, value = login.strip().partition(" ")
     if scheme.lower() == "bearer":
         yield value.strip().encode()

@@ -39,9 +39,9 @@ class ChatTemplate:
 
 def read_templates(source: Any) -> dict[str, ChatTemplate]:
     """Chat templates by name: most models have one, `default`; some have a list, `tool_use` among them."""
-    named = source if isinstance(source, list) else [{"name": "default", "template": source}]
+    entries = source if isinstance(source, list) else [{"name": "default", "template": source}]
     templates: dict[str, ChatTemplate] = {}
-    for one in named:
+    for one in entries:
         if isinstance(one.get("template"), str):
             tree = _sandbox().parse(one["template"])
             reads = frozenset(find_undeclared_variables(tree))

@@ -43,7 +43,7 @@ FOREIGN = Foreign(
 class AmbiguousLength(UserError):
     """A request whose body ends in two places."""
 
-    code, status = "ambiguous_length", 400
+    code = "ambiguous_length"
 
 
 TWO_LENGTHS = AmbiguousLength(
@@ -52,17 +52,10 @@ TWO_LENGTHS = AmbiguousLength(
 
 
 def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST, beyond: bool = False) -> socket.socket:
-    """A listening socket: the inherited one, or a new one.
+    """A listening socket: the inherited one (`descriptor`), or a new one on a port of `host`; 0 takes a free one.
 
-    Args:
-        port: where to bind; 0 takes a free one.
-        descriptor: of a socket that listens already; `port` and `host` are then ignored.
-        host: an address of this machine, or a name of one.
-        beyond: it need not be of the loopback, because the server has another way to know who may talk.
-
-    Raises:
-        Conflict: the port is taken, or this machine has no such address.
-        InvalidConfig: the socket is, or would be, none of the loopback.
+    `beyond`: it need not be of the loopback, because the server has another way to know who may talk. Conflict: the
+    port is taken, or this machine has no such address. InvalidConfig: the socket is, or would be, none of the loopback.
     """
     if descriptor is not None:
         return _inherited(descriptor, beyond)
@@ -116,12 +109,8 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which leaves its owner the time to close files after a signal.
-
-    Args:
-        config: uvicorn's.
-        on_end: called on the event loop when it begins to end, so that nobody is held in vain.
-    """
+    """uvicorn, which leaves its owner the time to close files after a signal. `on_end` is called on the event loop when
+    it begins to end, so that nobody is held in vain."""
 
     def __init__(self, config: uvicorn.Config, on_end: Callable[[], None] = lambda: None) -> None:
         config.app = OneLength(config.app)  # type: ignore[arg-type] - all our servers hand over an app, not its name
@@ -161,13 +150,10 @@ class OneLength:
         """Pass on or refuse."""
         names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set[bytes]()
         if {b"content-length", b"transfer-encoding"} <= names:
-            await _refuse(TWO_LENGTHS, {"Connection": "close"})(scope, receive, send)
+            body = {**as_http(TWO_LENGTHS), **as_answer(TWO_LENGTHS)}
+            await JSONResponse(body, TWO_LENGTHS.status, {"Connection": "close"})(scope, receive, send)
         else:
             await self.app(scope, receive, send)
-
-
-def _refuse(error: UserError, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({**as_http(error), **as_answer(error)}, error.status, headers)
 
 
 def is_foreign(headers: Headers) -> bool:
@@ -190,11 +176,7 @@ def hostname_of(url: str) -> str | None:
 
 
 async def body_within(request: Request, limit: int, too_large: HalteresError) -> bytes:
-    """A request's body, of at most `limit` bytes.
-
-    Raises:
-        HalteresError: `too_large`, as soon as more has come.
-    """
+    """A request's body, of at most `limit` bytes; raises `too_large` as soon as more has come."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

@@ -69,7 +69,13 @@ def complete_settings(name: str, config: Mapping[str, float]) -> Mapping[str, fl
     kind = find_kind(name)
     for key, value in config.items():
         if key not in kind.config:
-            raise _unknown_setting(name, key)
+            known = f"It has: {', '.join(kind.config)}." if kind.config else "It has none."
+            guess = nearest(key, {setting for other in LOSSES.values() for setting in other.config})
+            having = [other for other, its in LOSSES.items() if guess in its.config]
+            if having and name not in having:
+                known = f"{known} Losses with '{guess}': {', '.join(having)}."
+            what, own = f"The loss {name} has no setting '{key}'.", nearest(key, kind.config)
+            raise InvalidData(what, known, "Leave it out.", did_you_mean=own)
         if not math.isfinite(value) or value < 0:
             raise InvalidData(f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0.")
     settings = {**kind.config, **config}
@@ -94,14 +100,3 @@ def find_kind(name: str) -> LossKind:
     hint = f"Did you mean '{guess}'?" if guess else ""
     why = f"There are: {', '.join(known)}."
     raise InvalidData(f"There is no loss '{name}'.", why, hint, did_you_mean=guess, allowed=known)
-
-
-def _unknown_setting(name: str, key: str) -> InvalidData:
-    own = LOSSES[name].config
-    known = f"It has: {', '.join(own)}." if own else "It has none."
-    meant = nearest(key, {setting for other in LOSSES.values() for setting in other.config})
-    having = [other for other, its in LOSSES.items() if meant in its.config]
-    if having and name not in having:
-        known = f"{known} Losses with '{meant}': {', '.join(having)}."
-    what = f"The loss {name} has no setting '{key}'."
-    return InvalidData(what, known, "Leave it out.", did_you_mean=nearest(key, own))

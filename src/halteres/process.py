@@ -1,8 +1,8 @@
-"""How every process of ours begins and ends, how it starts and ends others, and which process a pid means.
+"""How every process of ours begins and ends, starts and ends others, which process a pid means, what a machine has.
 
 Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that cannot outlive us, the
-process that outlives its maker, what descendants leave behind, the ban on torch where nobody but us would import it,
-thread counts, logging to stderr without secrets, the clock by which silence is measured.
+program that is run to its end, the process that outlives its maker, what descendants leave behind, the ban on torch
+where nobody but us would import it, logging to stderr without secrets, the clock by which silence is measured.
 Never: decides what a process does in between.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,14 +27,18 @@ from halteres.config import environ
 from halteres.errors import InvalidConfig
 from halteres.redaction import Redactor
 
-GRACE_S = 10.0
-"""How long a process may take to end in order after its lifeline broke; then it ends at once."""
+GRACE_S = 10.0  # how long a process may take to end in order after its lifeline broke; then it ends at once
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
 _LOOK_EVERY_S = 0.02
+
+MOST_OUTPUT = 4 * 1024 * 1024  # bytes at the end of each stream of a program that are read: answers come last
+OUTPUT_ENDS_WITHIN_S = 1.0  # after the program's end: somebody who escaped its group may hold a stream open
+
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +63,21 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
     `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
-    works without it, so processes that need none block the import first. Not those that run an environment: what its
-    file imports is its author's affair. What a `private` process and its children write is its user's alone, wherever
-    it lies.
+    works without it, so processes that need none block the import first. What a `private` process and its children
+    write is its user's alone.
     """
     try:
         level = environ.log_level()
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
+    redactor = Redactor.of_this_process()
+
+    class WithoutSecrets(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return redactor.text(super().format(record))  # tracebacks included
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if not torch:
@@ -78,18 +87,6 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
     if private:
         os.umask(0o077)
     hold_lifeline()
-
-
-class _WithoutSecrets(logging.Formatter):
-    """Strikes the values of this process's secret variables out of every line, tracebacks included."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__(form)
-        self._redactor = Redactor.of_this_process()
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line without secrets."""
-        return self._redactor.text(super().format(record))
 
 
 def block_torch() -> None:
@@ -213,6 +210,48 @@ class Child:
             self.exit.set_result(code)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a program ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()) -> Ended:
+    """Run somebody else's program to its end, in a group that is killed afterwards. TimeoutError after the deadline.
+
+    Args:
+        keys: names of the secret variables of ours that it may have; by default none.
+    """
+    pipe, threads = subprocess.PIPE, list[threading.Thread]()
+    child = Child(command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe)
+    ends = bytearray(), bytearray()
+
+    def read(stream: IO[bytes] | None, end: bytearray) -> None:
+        assert stream is not None, "it is a pipe"  # noqa: S101 - for the type checker
+        with stream:
+            while piece := os.read(stream.fileno(), 65536):
+                end += piece
+                del end[:-MOST_OUTPUT]
+
+    for stream, end in zip((child.process.stdout, child.process.stderr), ends, strict=True):
+        thread = threading.Thread(target=read, args=(stream, end), name="output of a program", daemon=True)
+        thread.start()
+        threads.append(thread)
+    try:
+        code = child.exit.result(within_s)
+    except TimeoutError:
+        raise TimeoutError(f"not within {within_s:g} s") from None
+    finally:
+        child.kill()
+    for thread in threads:
+        thread.join(OUTPUT_ENDS_WITHIN_S)
+    out, err = (bytes(end).decode(errors="replace") for end in ends)
+    return Ended(code=code, out=out, err=err)
+
+
 def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:
     """Start a process that outlives this one: a session of its own, its output in `log`, one descriptor handed down.
 
@@ -233,41 +272,36 @@ def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: ask Linux to kill this child when the thread that started it ends (a second belt).
-
-    It follows the *thread*, so it supplements the lifeline; foreign programs that know no lifeline have this alone.
-    """
+    """For `preexec_fn`: ask Linux to kill this child when the *thread* that started it ends; foreign programs that know
+    no lifeline have this alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def steady_time() -> float:
-    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one.
-
-    Silence, leases and what is kept for a while are measured with it: a wall clock that is set by a day while the
-    process runs ends none of them.
-    """
+    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one."""
     return _WALL_AHEAD_S + time.monotonic()
 
 
 def adopt_orphans(reap_s: float = 10.0) -> None:
     """From here on this process is the parent of whatever its descendants leave behind (Linux), also of what left its
     process group; `end_orphans` ends that. Every `reap_s` seconds those that have ended are taken note of."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        threading.Thread(target=_reap, args=(reap_s,), name="orphans", daemon=True).start()
+    if sys.platform != "linux":
+        return
 
+    def reap() -> None:
+        """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
+        before = set[int]()
+        while True:
+            time.sleep(reap_s)
+            zombies = {child for child in _children() if _stat(child)[0] == "Z"}
+            for child in zombies & before:
+                with suppress(ChildProcessError):
+                    os.waitpid(child, os.WNOHANG)
+            before = zombies
 
-def _reap(every_s: float) -> None:
-    """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
-    before = set[int]()
-    while True:
-        time.sleep(every_s)
-        zombies = {child for child in _children() if _stat(child)[0] == "Z"}
-        for child in zombies & before:
-            with suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
-        before = zombies
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    threading.Thread(target=reap, name="orphans", daemon=True).start()
 
 
 def end_orphans(within_s: float = GRACE_S) -> None:
@@ -344,3 +378,38 @@ def _stat(pid: int | None) -> tuple[str, int]:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One kind of memory, in bytes. None: this system does not tell."""
+
+    total: int | None
+    free: int | None  # what a new process can have without pushing others out
+
+
+def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
+    """The machine's memory that is no GPU's, or the container's where that is less."""
+    machine = dict(_numbers(meminfo))  # KiB
+    total, free = (machine[name] << 10 if name in machine else None for name in ("MemTotal", "MemAvailable"))
+    if total is None:
+        with suppress(OSError, ValueError):
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    container = {name: dict(_numbers(cgroup / f"memory.{name}")) for name in ("max", "current", "stat")}
+    limit, used = container["max"].get(""), container["current"].get("")
+    if limit is None or used is None or (total is not None and limit >= total):
+        return Memory(total=total, free=free)
+    left = max(0, limit - used + container["stat"].get("inactive_file", 0))  # files in memory make way for a process
+    return Memory(total=limit, free=left if free is None else min(free, left))
+
+
+def _numbers(file: Path) -> Iterator[tuple[str, int]]:
+    """The numbers in a file by the word before them; none where it holds no number (`max`), or is not there."""
+    try:
+        rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return
+    for row in rows:
+        name, value = ("", row[0]) if len(row) == 1 else (row[0].rstrip(":"), row[1])
+        if value.isdecimal():
+            yield name, int(value)

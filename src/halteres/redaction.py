@@ -68,8 +68,8 @@ class Redactor:
     def json(self, value: Any) -> Any:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
         in its own place struck out whatever it is."""
-        named = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
-        return (Redactor({*self._secrets, *named}) if named else self)._struck(value)
+        values = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
+        return (Redactor({*self._secrets, *values}) if values else self)._struck(value)
 
     def _struck(self, value: Any, *, in_task: bool = False) -> Any:
         """`in_task`: no name in there is one of a setting."""
@@ -94,7 +94,7 @@ def _secret_names(value: Mapping[Any, Any]) -> set[Any]:
     def is_secret(name: str) -> bool:
         return environ.is_secret(name) and not _NO_SECRET.search(name)
 
-    described = next((named for key in _NAMES if isinstance(named := value.get(key), str)), "")
+    described = next((name for key in _NAMES if isinstance(name := value.get(key), str)), "")
     return {name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))}
 
 

@@ -29,7 +29,6 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @functools.cache
 def _begun() -> ASGIApp:
-    """The process set up as ours, and the real app in it."""
     from halteres.agent.transports.http_server import create_app
 
     process.begin("control")

@@ -19,10 +19,9 @@ from halteres.config.settings import Settings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.process import identity
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading.progress import Alert
-from halteres.runs.state import RunState, read_state, write_state
+from halteres.runs.state import RunState, lock_taken, read_state, write_state
 
 RUN = "3fa9c1d2"
 STOP = NextStep("rl_stop_training", {"run_id": RUN})
@@ -129,7 +128,7 @@ def change(run: RunDirectory, **changes: Any) -> None:
 def supervised(run: RunDirectory, **changes: Any) -> Iterator[RunDirectory]:
     """The run goes on, under this process, for the length of a block."""
     processes = dict.fromkeys(("service", "engine", "api", "trainer", "env"), LIVE)
-    with lock.taken(run.path / "lock"):
+    with lock_taken(run.path / "lock"):
         change(run, **{"status": "running", "processes": processes, "supervisor": me(), **changes})
         yield run
 

@@ -13,8 +13,8 @@ from halteres.agent.drafts import choose, drafts_folder, editing, lock_of
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller
 from halteres.agent.trial.folder import all_folders, new_folder
-from halteres.runs import lock
 from halteres.runs.directory import runs_home
+from halteres.runs.state import lock_taken
 
 from .draft_scenes import told
 from .run_scenes import change, make_run, supervised
@@ -41,7 +41,7 @@ def test_the_newest_tests_are_kept_and_those_under_way() -> None:
     oldest = sorted(all_folders(), key=lambda test: test.path.stat().st_mtime)[:3]
     half_gone = oldest[0].path.with_name(".gone-t-00000000")
     half_gone.mkdir()
-    with lock.taken(oldest[1].lock):
+    with lock_taken(oldest[1].lock):
         clean_up()
     left = [test.test_id for test in all_folders()]
     assert len(left) == TESTS + 1
@@ -90,7 +90,7 @@ def test_what_a_killed_start_left_goes_after_a_day_and_no_run_ever_does() -> Non
         folder.mkdir()
         (folder / "lock").touch()
         aged(folder, days)
-    with lock.taken(runs_home() / ".new-3" / "lock"):
+    with lock_taken(runs_home() / ".new-3" / "lock"):
         clean_up()
     assert {entry.name for entry in runs_home().iterdir()} == {"aaaa1111", ".new-2", ".new-3"}
 

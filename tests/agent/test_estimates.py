@@ -21,8 +21,7 @@ from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.starting import resources
-from halteres.runs.starting.preflight import Ground, Plan
-from halteres.runs.starting.resume import ResumePoint
+from halteres.runs.starting.preflight import Ground, Plan, ResumePoint
 from halteres.runs.starting.run_models import RunModel, own_model
 from halteres.runs.starting.start import plan_of
 from halteres.runs.state import RunState, write_state

@@ -24,9 +24,9 @@ from halteres.cli.main import app
 from halteres.config.files import resolve_settings
 from halteres.dashboard.runs import list_of_runs, view_of
 from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.measurement import examination
 from halteres.runs.starting import start
 from halteres.runs.starting.start import begin_run
+from halteres.runs.supervision.evaluation import examination
 
 from . import control
 from .draft_scenes import refused, tokens, told

@@ -18,8 +18,7 @@ import pytest
 from runs.scenes import survivors
 
 from halteres.process import alive
-from halteres.runs.diagnosis import HEARTBEAT_S
-from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.directory import HEARTBEAT_S, RunDirectory, find_run
 
 from .real_runs import host_of, make_the_call, told, until, until_gone
 

@@ -24,7 +24,7 @@ from halteres.config.program import EnvironmentProgram
 from halteres.errors import NotFound
 from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
-from halteres.runs import lock
+from halteres.runs.state import lock_taken
 
 TRUNCATED = Ended(seconds=2.0, traffic=Traffic(completions=10, truncated=5, tokens=400, busy_s=2.0))
 WELL = Ended(seconds=2.0, traffic=Traffic(completions=10, tokens=400, busy_s=2.0))
@@ -314,7 +314,7 @@ def test_how_a_process_ended_is_told_in_the_words_of_the_seeds() -> None:
 
 def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make) -> None:
     written = test_of()
-    with lock.taken(written.folder.lock):
+    with lock_taken(written.folder.lock):
         assert written.folder.phase() == "running"
     assert written.folder.phase() == "lost"
     written.folder.write("result.json", written.told("done"))

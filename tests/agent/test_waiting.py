@@ -16,9 +16,9 @@ from halteres.agent import status, waiting
 from halteres.agent.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.next_step import Remedy
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
+from halteres.runs.state import take_lock
 
 from .run_scenes import (
     LIVE,
@@ -216,7 +216,7 @@ async def test_the_end_wakes_whoever_waits_for_whatever(waiter: Waiter, until: s
 
 async def test_a_supervisor_that_dies_wakes_everybody(waiter: Waiter) -> None:
     run = make_run(steps=3, status="running")
-    held = lock.take(run.path / "lock")
+    held = take_lock(run.path / "lock")
     waits = await waiter.begin("eval")
     os.close(held)
     answer = await asyncio.wait_for(waits, 5)

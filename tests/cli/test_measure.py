@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.errors import EnvironmentFailed, NotFound
-from halteres.runs import measurement
 from halteres.runs.directory import RunDirectory
-from halteres.runs.measurement import examination
 from halteres.runs.servers import Server
 from halteres.runs.state import read_state, write_state
+from halteres.runs.supervision import evaluation as measurement
+from halteres.runs.supervision.evaluation import examination
 
 TELLS = """
 import json, os, sys, yaml
@@ -135,7 +135,7 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
         return {}
 
     monkeypatch.setattr("halteres.runs.servers.served", lambda *_: nullcontext())
-    monkeypatch.setattr("halteres.runs.measurement.measure", measure)
+    monkeypatch.setattr("halteres.runs.supervision.evaluation.measure", measure)
     monkeypatch.setattr("halteres.runs.starting.preflight.examine_reward_models", lambda _: ([], []))
     monkeypatch.chdir(tmp_path)
     command = ["env", "eval", "arithmetic", "--reward-model", "mine,http://127.0.0.1:1"]

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from halteres.cli import train as verb
 from halteres.cli.main import app
-from halteres.config.files import GEM, resolve_settings
+from halteres.config.files import resolve_settings
+from halteres.config.gem_ids import GEM
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
 

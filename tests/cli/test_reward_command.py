@@ -16,7 +16,7 @@ from halteres.cli.main import app
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import builtin_path
 from halteres.rewards.training_plan import TrainingRun, forecast, read_plan
-from halteres.runs.starting.reward_training import RewardStart
+from halteres.runs.starting.start import RewardStart
 
 HELD_OUT = "halteres/arithmetic-pairs:held_out"
 
@@ -159,8 +159,8 @@ def test_a_run_is_gone_on_with_under_its_own_settings(monkeypatch: pytest.Monkey
         )
 
     monkeypatch.setattr("halteres.runs.directory.find_run", str)
-    monkeypatch.setattr("halteres.runs.starting.reward_training.plan_resumed_training", planned)
-    monkeypatch.delattr("halteres.runs.starting.reward_training.start_reward_training")
+    monkeypatch.setattr("halteres.runs.starting.start.plan_resumed_training", planned)
+    monkeypatch.delattr("halteres.runs.starting.start.begin_run")
     assert told("train", "--resume-run", "r1", "--name", "mine", "--dry-run")["num_rows"] == 300
     assert names == [("r1", "mine")]
 

@@ -154,6 +154,21 @@ def test_failed_rollouts_are_counted_by_their_reasons_in_the_status(finished: Ru
     assert "failed rollouts: 6 env_error" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
 
 
+def test_the_status_of_a_completed_run_says_what_comes_next(finished: RunDirectory) -> None:
+    shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert f"next: halteres chat {finished.run_id}" in shown
+    file = finished.path / "run.json"
+    write_state(file, msgspec.structs.replace(read_state(file), kind="reward"))
+    shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert f"next: halteres reward eval {finished.path}" in shown and "HELD_OUT" in shown
+
+
+def test_the_status_tells_how_often_a_process_was_started_again(finished: RunDirectory) -> None:
+    for role in ("engine", "env", "engine"):
+        append_row(finished.path / "events.jsonl", {"type": "restart", "role": role})
+    assert "restarts: engine 2, env 1" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+
+
 def test_the_success_rate_is_that_of_all_rollouts_and_many_dropped_groups_are_told_of(finished: RunDirectory) -> None:
     row = {"train/percent_correct": 0.01, "groups/sent": 8, "groups/dropped/no_reward_variance": 87}
     append_row(finished.path / "metrics.jsonl", {"step": 1, "src": "env", **row})

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from training.standins import REGISTRATION, FakePolicy, FakeServer, stopping
 
-from halteres.config.files import GEM
-from halteres.config.gem_ids import OTHER_FAMILIES
+from halteres.config.gem_ids import GEM, OTHER_FAMILIES
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments.games import FAMILIES, IDS, make
 from halteres.observe.metrics import read_rows

@@ -24,8 +24,8 @@ from halteres.engine.torch.micro_batches import micro_batches, read_examples
 from halteres.engine.torch.model import FusedModel
 from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
-from halteres.main_memory import Memory
 from halteres.models import TINY
+from halteres.process import Memory
 
 from .scenes import CROSS_ENTROPY, packed, streamed
 from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights, within

@@ -30,7 +30,8 @@ from trajectories.scenes import group as queued_group
 
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.trainer import Element
-from halteres.config.files import GEM, resolve_settings
+from halteres.config.files import resolve_settings
+from halteres.config.gem_ids import GEM
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments import game as games
 from halteres.environments.game import GameEnv

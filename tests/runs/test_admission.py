@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from halteres.config.files import load_settings
 from halteres.config.operator_policy import Caps, Policy, PolicyCap
 from halteres.config.program import Description
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, UserError
 from halteres.runs.directory import RunDirectory, list_runs, stop_run
-from halteres.runs.starting.start import LOCK
+from halteres.runs.starting.preflight import examine
+from halteres.runs.starting.start import LOCK, plan_of
 
 from .scenes import HERE, StartRun, wait, wait_for_end
 
@@ -109,3 +111,57 @@ def test_an_environment_that_keeps_an_order_of_its_own_cannot_be_deterministic(
     with pytest.raises(InvalidConfig, match=r"trainer\.deterministic.*cannot be repeated"):
         start("trainer.deterministic=true")
     assert not (home / "runs").exists()
+
+
+NEEDS = """
+from halteres.config.problem import MissingPackage
+from halteres.environments.arithmetic import ArithmeticEnv
+
+class NeedyEnv(ArithmeticEnv):
+    name = "needy"
+
+    @classmethod
+    def missing_packages(cls, config):
+        return (MissingPackage(package="abacus", fix="pip install abacus"),) if config.group_size == 4 else ()
+
+if __name__ == "__main__":
+    NeedyEnv.cli()
+"""
+
+
+def test_a_package_or_data_set_that_the_environment_lacks_is_found_before_a_run_is_made(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "needy.py"
+    file.write_text(NEEDS)
+
+    def refusal(*edits: str) -> UserError | None:
+        settings = load_settings(str(file), None, ["group_size=4", "batch_size=8", *edits])
+        try:
+            examine(plan_of(settings)).demand()
+        except UserError as error:
+            return error
+        return None
+
+    for _ in range(2):  # what was missing is not remembered: it may be installed meanwhile
+        error = refusal()
+        assert error is not None and error.code == "preflight_failed" and error.next == "pip install abacus"
+        assert "needs the package abacus" in error.what
+    assert refusal("group_size=2") is None
+
+
+def test_a_data_set_that_is_not_there_is_refused(home: Path, tmp_path: Path) -> None:
+    settings = load_settings("gsm8k", None, [f"env.dataset={tmp_path / 'gone.jsonl'}"])
+    with pytest.raises(InvalidConfig, match=r"gone\.jsonl.*no such file or folder"):
+        examine(plan_of(settings)).demand()
+
+
+@pytest.mark.parametrize("place", ["file/home", "/proc/home"])
+def test_a_home_that_cannot_be_made_is_no_full_disk(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / place))
+    with pytest.raises(UserError, match=r"cannot be made.*Set HALTERES_HOME") as error:
+        examine(plan_of(load_settings("arithmetic", None, []))).demand()
+    assert error.value.code == "preflight_failed"

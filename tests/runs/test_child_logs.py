@@ -17,7 +17,8 @@ from halteres.config import environ
 from halteres.files import tail
 from halteres.process import Child, Lifeline, start_time
 from halteres.redaction import Redactor
-from halteres.runs.supervision import run_processes, state_writer
+from halteres.runs import directory
+from halteres.runs.supervision import run_processes
 from halteres.runs.supervision.run_processes import Strainer, spawn
 
 SECRETS = ["sk-0123456789", "sk-01234", "34-abcdef", "b\nc\nd\ne", "schlüssel"]
@@ -130,12 +131,12 @@ async def test_without_a_secret_a_child_writes_its_log_itself(tmp_path: Path, mo
 def test_a_log_that_grows_without_end_is_cut_while_its_run_goes_on_and_keeps_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_writer, "LOG_BYTES", 100_000)
-    monkeypatch.setattr(state_writer, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr(directory, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(directory, "KEPT_BYTES", 20_000)
     log = tmp_path / "env.log"
     with log.open("ab", buffering=0) as child:  # as a child has it
         child.write(b"".join(b"line %d\n" % number for number in range(20_000)))
-        state_writer.cut_logs(tmp_path)
+        directory.cut_logs(tmp_path)
         assert log.stat().st_size < 30_000
         child.write(b"the last\n")
     first, second, *_, newest, last = log.read_text().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,8 @@ from halteres.agent.run_snapshot import snapshot_of
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
-from halteres.runs.reading.progress import read_progress
+from halteres.runs.reading.failures import read_restarts
+from halteres.runs.reading.progress import conditions, read_progress
 from halteres.runs.starting.start import start_run
 
 from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
@@ -93,6 +95,7 @@ def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) ->
     assert told[0] == ("starting", "api")
     assert told[-2:] == [("running", "evaluation"), ("completed", None)]
     assert {"service", "engine", "api", "trainer", "env"} == set(state.processes)
+    assert set(conditions(state).values()) <= {"exited (0)", "ended with the run", "exited with its service"}
     assert state.processes["trainer"]["exit"] == 0
     assert state.processes["service"]["port"] == int(state.urls["service"].rpartition(":")[2])
 
@@ -159,6 +162,22 @@ def test_an_evaluation_ends_with_its_process_whatever_that_leaves_behind(
     run = start()
     assert wait_for_end(run).status == "completed"
     assert [row["step"] for row in run.metrics() if row.get("src") == "eval"] == [0, 4]
+
+
+def test_an_engine_that_dies_in_the_last_evaluation_and_comes_back_is_told(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_EVALUATE_S", "6")
+    run = start()
+    state = wait(run, lambda state: state.phase == "evaluation")
+    with subprocess.Popen(["sleep", "4"]) as another:
+        os.kill(state.processes["engine"]["pid"], signal.SIGKILL)
+        service = run.path / "service" / "service.json"
+        service.write_text(json.dumps({**json.loads(service.read_text()), "engine_pid": another.pid}))
+        assert wait_for_end(run).status == "completed"
+    assert read_restarts(run.path / "events.jsonl") == {"engine": 1}
+    exits = [event["role"] for event in run.events() if event["type"] == "process_exit"]
+    assert exits.index("engine") < exits.index("service")
 
 
 def test_what_a_role_notices_becomes_an_alert_that_the_supervisor_writes_without_secrets(

@@ -24,22 +24,22 @@ from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
 from halteres.process import identity
-from halteres.runs import lock
-from halteres.runs.diagnosis import Diagnosis, stalled
-from halteres.runs.diagnosis.diagnosis import (
+from halteres.runs.diagnosis import (
     FIRST_STEP_S,
     LASTING_S,
     LEAST_CALLS,
     LEAST_S,
     STALE_S,
     Calls,
+    Diagnosis,
     RefusedCalls,
     StallDetector,
+    stalled,
 )
 from halteres.runs.diagnosis.run_facts import Debounce, RunFacts, trend
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.progress import Alert
-from halteres.runs.state import RunState, write_state
+from halteres.runs.state import RunState, lock_taken, write_state
 
 HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]
 
@@ -561,7 +561,7 @@ def silent_for(run: RunDirectory, seconds: float) -> None:
 
 def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirectory) -> None:
     supervised(run, identity(os.getpid()))
-    with lock.taken(run.path / "lock"):
+    with lock_taken(run.path / "lock"):
         assert stalled(run) is None
         silent_for(run, STALE_S - 2)
         assert stalled(run) is None
@@ -575,7 +575,7 @@ def test_a_stale_heartbeat_under_a_held_lock_is_told_by_any_reader(run: RunDirec
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_supervisor_that_a_signal_stopped_is_told_sooner(run: RunDirectory) -> None:
-    with sleeping() as process, lock.taken(run.path / "lock"):
+    with sleeping() as process, lock_taken(run.path / "lock"):
         supervised(run, identity(process.pid))
         os.kill(process.pid, signal.SIGSTOP)
         until_stopped(process.pid)

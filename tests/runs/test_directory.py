@@ -13,10 +13,9 @@ from msgspec import structs
 
 from halteres.errors import NotFound
 from halteres.observe.metrics import Tail, append_row
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.state import RunState, read_state, write_state
+from halteres.runs.state import RunState, is_locked, lock_taken, read_state, write_state
 from halteres.runs.supervision.supervisor import export_adapter
 
 
@@ -89,7 +88,7 @@ def running(run: RunDirectory, **changes: Any) -> RunDirectory:
 
 def test_a_run_whose_lock_is_held_is_alive_though_nobody_here_knows_its_pid(runs: list[RunDirectory]) -> None:
     run = running(runs[0])
-    with lock.taken(run.path / "lock"):
+    with lock_taken(run.path / "lock"):
         assert run.state().status == "running"
     assert run.state().code == "supervisor_lost"
 
@@ -99,7 +98,7 @@ def test_a_reader_that_holds_the_lock_for_an_instant_is_no_supervisor(
 ) -> None:
     run = running(runs[0])
     with ExitStack() as verdict:
-        verdict.enter_context(lock.taken(run.path / "lock"))
+        verdict.enter_context(lock_taken(run.path / "lock"))
         monkeypatch.setattr("halteres.runs.directory.time.sleep", lambda _: verdict.close())
         assert not run.supervised
 
@@ -109,7 +108,7 @@ def test_readers_do_not_take_each_other_for_a_supervisor(runs: list[RunDirectory
     (run.path / "lock").touch()
     with (run.path / "lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
-        assert not lock.held(run.path / "lock")
+        assert not is_locked(run.path / "lock")
 
 
 def test_events_are_counted_by_their_lines(runs: list[RunDirectory]) -> None:

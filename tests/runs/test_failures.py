@@ -194,7 +194,7 @@ def test_a_disk_that_fills_up_during_the_run_ends_it_with_a_sentence(
 
 def test_a_directory_that_cannot_be_made_leaves_nothing(start: StartRun, home: Path) -> None:
     (home / "runs").write_text("a file where the folder should be")
-    with pytest.raises(Exception, match="could not be started"):
+    with pytest.raises(Exception, match="cannot be made"):
         start()
 
 

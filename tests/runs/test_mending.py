@@ -12,7 +12,6 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
 from halteres.runs.reading.failures import FailedProcess, failed_process, kernel_kills, mending, ran_out, smaller
-from halteres.runs.reading.outcome import chosen
 from halteres.runs.reading.progress import Given, GivenTrainer, condition, read_given
 from halteres.runs.state import RunState, write_state
 
@@ -160,38 +159,14 @@ def state(run: RunDirectory, **changes: Any) -> RunState:
     return RunState(**told)
 
 
-def exits(run: RunDirectory, *roles: tuple[str, int | None]) -> None:
-    for role, code in roles:
-        event = {"type": "restart"} if code is None else {"type": "process_exit", "code": code}
-        append_row(run.path / "events.jsonl", {**event, "role": role})
-
-
 def test_run_json_names_who_failed(run: RunDirectory) -> None:
-    exits(run, ("env", -15))
-    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
-    assert failed_process(run, state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
-
-
-def test_where_it_does_not_the_first_exit_that_was_not_made_good_is_to_blame(run: RunDirectory) -> None:
-    exits(run, ("env", 3), ("env", None), ("env", 0), ("trainer", -9), ("api", -15), ("service", 0))
-    assert failed_process(run, state(run)) == FailedProcess("trainer", -9)
+    assert failed_process(state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
+    assert failed_process(state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
 
 
 def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunDirectory) -> None:
-    exits(run, ("env", -15), ("trainer", -15))
     engine = {"pid": 7, "exit": "unknown", "state": "ended"}
-    assert failed_process(run, state(run, processes={"engine": engine})) == FailedProcess("engine", None)
-
-
-@pytest.mark.parametrize(("phase", "role"), [("api", "service"), ("environment", "env")])
-def test_who_was_never_ready_is_known_by_what_was_waited_for(run: RunDirectory, phase: str, role: str) -> None:
-    assert failed_process(run, state(run, phase=phase)) == FailedProcess(role, None)
-    assert failed_process(run, state(run, phase=None)) is None
-
-
-def test_after_training_nobody_is_to_blame(run: RunDirectory) -> None:
-    exits(run, ("trainer", 0), ("env", -15))
-    assert failed_process(run, state(run, phase="evaluation")) is None
+    assert failed_process(state(run, processes={"engine": engine})) == FailedProcess("engine", None)
 
 
 def test_a_checkpoint_of_step_0_is_nothing_to_go_on_from(run: RunDirectory) -> None:
@@ -207,9 +182,9 @@ def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunD
     given |= {"env.seed": (7, "config_init"), "run.max_minutes": (5, "file")}
     rows = {name: {"value": value, "source": source} for name, (value, source) in given.items()}
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
-    assert chosen(run) == {"trainer.lora_rank": 8, "run.max_minutes": 5}
+    assert run.own_settings() == {"trainer.lora_rank": 8, "run.max_minutes": 5}
     (run.path / "config.resolved.json").write_text("[")
-    assert chosen(run) == {}
+    assert run.own_settings() == {}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +197,7 @@ def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunD
         ({"pid": 7, "exit": 3}, "exited (3)"),
         ({"pid": 7, "exit": -9, "state": "exited (-9)"}, "ended by SIGKILL"),
         ({"pid": 7, "exit": -63}, "ended by signal 63"),
+        ({"pid": 7, "exit": -15, "state": "ended with the run"}, "ended with the run"),
         ({"pid": 7, "exit": "unknown", "state": "ended with the supervisor"}, "ended with the supervisor"),
     ],
 )

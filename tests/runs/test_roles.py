@@ -28,7 +28,7 @@ def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[R
     )
     found = {role.name: tuple(role.command) for role in roles_of(scene)}
     for listener in filter(None, (service, api)):
-        listener.close()
+        listener.socket.close()
     return scene, found
 
 

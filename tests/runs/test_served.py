@@ -9,14 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from halteres.errors import NotReady
 from halteres.runs import servers as module
-from halteres.runs.servers import Server, served
+from halteres.runs.servers import served
+from halteres.runs.state import write_state
 
 from .test_damaged import run_of
 
@@ -75,17 +76,19 @@ def test_whoever_comes_later_waits_until_the_weights_of_a_run_that_has_ended_are
 ) -> None:
     """Two services on one state would be refused by its lock."""
 
-    @contextmanager
-    def started(*_: object) -> Iterator[str]:
-        began.append(1)
-        yield "http://127.0.0.1:1"
+    class Begun:
+        def __init__(self, *_: object, **__: object) -> None:
+            began.append(1)
+
+        def end(self, *_: object) -> None: ...
 
     def use() -> None:
         with served("m", run):
             pass
 
     run, began = run_of(home, "3fa9c1d2"), list[int]()
-    monkeypatch.setattr(module, "_started", started)
+    monkeypatch.setattr(module, "Child", Begun)
+    monkeypatch.setattr(module, "_wait_until_ready", lambda *_: None)
     with ThreadPoolExecutor(1) as pool:
         with served("m", run):
             with monkeypatch.context() as impatient:
@@ -99,13 +102,14 @@ def test_whoever_comes_later_waits_until_the_weights_of_a_run_that_has_ended_are
 
 
 def test_weights_on_somebody_elses_service_that_is_gone_are_told_at_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path,
 ) -> None:
     """Its clients would wait for it: an evaluation did, to the end of its hour."""
     run = run_of(home, "3fa9c1d2")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    monkeypatch.setattr(module, "_service_of", lambda _: Server(url=url))
+    state = structs.replace(run.state(), service_given=True, urls={"service": url})
+    write_state(run.path / "run.json", state)
     with pytest.raises(NotReady, match=r"does not answer\. The run trained on it.*Start it again"), served("m", run):
         raise AssertionError("it is gone")
 

@@ -51,7 +51,7 @@ def test_a_well_known_port_that_the_system_offers_is_not_taken(monkeypatch: pyte
     monkeypatch.setattr(socket, "create_server", lambda at, **given: make((at[0], next(asked)), **given))
     listener = listen()
     assert listener.port != offered
-    listener.close()
+    listener.socket.close()
 
 
 def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_sample(home: Path) -> None:

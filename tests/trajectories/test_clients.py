@@ -28,7 +28,7 @@ from halteres.clients.trajectories import (
     new_key,
 )
 from halteres.clients.trajectories.trainer import decoder
-from halteres.config.control import LARGEST_BATCH
+from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
 
 from .scenes import ServerProcess, group

@@ -286,3 +286,26 @@ def test_a_runs_name_is_one_line(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
         RunSettings.model_validate({"name": name, "environment": "arithmetic"})
     assert RunSettings.model_validate({"name": "déjà vu 1", "environment": "arithmetic"}).name == "déjà vu 1"
+
+
+def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment runs in another folder; a name on the hub is no path."""
+    folder, here = tmp_path / "settings", tmp_path / "here"
+    for place in (folder, here):
+        place.mkdir()
+    (folder / "beside.jsonl").touch()
+    (here / "mine.jsonl").touch()
+    monkeypatch.chdir(here)
+
+    def dataset(value: str, *, in_file: bool) -> str:
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump({"env": {"dataset": value}}))
+        edits = [] if in_file else [f"env.dataset={value}"]
+        return load_settings("gsm8k", file if in_file else None, edits).env["dataset"]
+
+    assert dataset("beside.jsonl", in_file=True) == str(folder / "beside.jsonl")
+    assert dataset("mine.jsonl", in_file=True) == dataset("mine.jsonl", in_file=False) == str(here / "mine.jsonl")
+    assert dataset("gone.jsonl", in_file=True) == str(folder / "gone.jsonl")
+    assert dataset("openai/gsm8k", in_file=False) == dataset("openai/gsm8k", in_file=True) == "openai/gsm8k"

@@ -18,8 +18,8 @@ from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.environ import for_child
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program, last_failure
-from halteres.config.sandboxed_process import MOST_OUTPUT, run_caught
 from halteres.errors import NotFound
+from halteres.process import MOST_OUTPUT, run_caught
 
 STANDIN = Path(__file__).parents[1] / "runs" / "standin_env.py"
 
@@ -160,7 +160,7 @@ def test_a_file_that_changed_or_whose_neighbour_did_is_asked_again(
 
 
 def test_what_is_remembered_is_bounded_and_never_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MOST_KEPT", 4)
+    monkeypatch.setattr(program, "MOST_CACHED", 4)
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     folder = tmp_path / "home" / "cache" / "environments"
     for number in range(6):
@@ -284,7 +284,7 @@ def test_an_environment_that_is_asked_ends_with_whoever_asks(tmp_path: Path) -> 
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     asked = f"import time\nheld = open({fifo!r}, 'w')\nprint('up', file=held, flush=True)\ntime.sleep(600)"
     asker = (
-        "import sys\nfrom pathlib import Path\nfrom halteres.config.sandboxed_process import run_caught\n"
+        "import sys\nfrom pathlib import Path\nfrom halteres.process import run_caught\n"
         f"run_caught([sys.executable, '-c', {asked!r}], Path({str(tmp_path)!r}), 600)"
     )
     with subprocess.Popen([sys.executable, "-c", asker], env=for_child()) as process:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halteres.config.control import read_stop_request, write_stop_request
+from halteres.config.environ import read_stop_request, write_stop_request
 from halteres.files import TAIL_BYTES, replace_file, replacing, tail
 
 

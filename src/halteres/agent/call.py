@@ -33,9 +33,8 @@ from halteres.config import environ
 from halteres.errors import Conflict, HalteresError, NotFound, ServerError, UserError, as_answer, boundary, unknown
 from halteres.next_step import written
 from halteres.redaction import Redactor
-from halteres.runs import lock
 from halteres.runs.directory import runs_home
-from halteres.runs.state import read_state
+from halteres.runs.state import is_locked, lock_taken, read_state
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ def clean_up() -> None:
 def _old_tests() -> None:
     for kind in get_args(Kind):
         for folder in _oldest(tests_folder().glob(f"{kind}-*"), beyond=TESTS):
-            if not lock.held(TestFolder(folder).lock):
+            if not is_locked(TestFolder(folder).lock):
                 folder.rename(folder.with_name(REMOVING + folder.name))  # no reader sees half of it
     for folder in tests_folder().glob(f"{REMOVING}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -192,7 +191,7 @@ def _old_tests() -> None:
 def _old_drafts() -> None:
     for file in drafts_folder().glob("mcp-*.json"):
         if _age_s(file) > DRAFT_DAYS * DAY_S:
-            with contextlib.suppress(Conflict), lock.taken(lock_of(file)):
+            with contextlib.suppress(Conflict), lock_taken(lock_of(file)):
                 file.unlink(missing_ok=True)
                 lock_of(file).unlink(missing_ok=True)
 
@@ -214,7 +213,7 @@ def _old_pictures() -> None:
 
 def _unfinished_starts() -> None:
     for folder in runs_home().glob(".new-*"):
-        if _age_s(folder) > DAY_S and not lock.held(folder / "lock"):
+        if _age_s(folder) > DAY_S and not is_locked(folder / "lock"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,8 +23,7 @@ from halteres.errors import HalteresError
 from halteres.next_step import NextStep
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
-from halteres.runs.reading.evaluations import CONFIDENCE, Difference, differences
-from halteres.runs.reading.outcome import Outcome, comparison_of, outcome_of
+from halteres.runs.reading.evaluations import CONFIDENCE, Difference, Outcome, comparison_of, differences, outcome_of
 from halteres.runs.state import RunState, RunUnreadable
 
 _NO_SETTING = (

@@ -23,11 +23,10 @@ from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hin
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
-from halteres.config.files import Resolved
+from halteres.config.files import STEPS, Resolved
 from halteres.config.operator_policy import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.program import last_failure
-from halteres.config.resolve import STEPS
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder

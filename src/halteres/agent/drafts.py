@@ -41,7 +41,7 @@ from halteres.config.projection import Sources
 from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings
 from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import replace_file
-from halteres.runs.lock import locked
+from halteres.runs.state import locked
 
 _log = logging.getLogger(__name__)
 

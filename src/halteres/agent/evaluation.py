@@ -30,12 +30,12 @@ from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, UserError
 from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.lock import locked
-from halteres.runs.measurement import WITHIN_S, Examination, examination, measure
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.starting.run_models import found_model
+from halteres.runs.state import locked
+from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
 
 MODULE = "halteres.agent.evaluation"
 MOST_FIGURES = 14  # that one answer has; the folder's files have all

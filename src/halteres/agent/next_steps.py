@@ -9,7 +9,6 @@ from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.reading.failures import mending
-from halteres.runs.reading.outcome import chosen
 
 MOST_CHANGES = 8  # settings of a run that a proposed call sets again
 
@@ -84,7 +83,7 @@ def resume_call(snapshot: RunSnapshot) -> NextStep:
     changes = mending(state.code, snapshot.given)
     if state.resumable:
         return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
-    given = chosen(snapshot.run)
+    given = snapshot.run.own_settings()
     changes = {**(given if len(given) <= MOST_CHANGES else {}), **changes}
     return NextStep.of("rl_start_training", environment=state.environment, changes=changes)
 

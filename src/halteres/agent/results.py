@@ -32,7 +32,7 @@ from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.outcome import Outcome, outcome_of, picture_of
+from halteres.runs.reading.evaluations import Outcome, outcome_of, picture_of
 from halteres.runs.reading.rollouts import Mark, Rollout, StepOfRollouts, Turn, rollouts_of, steps_of
 
 MOST_FIGURES = 180  # of a history: more would crowd out everything else that the reader keeps in mind

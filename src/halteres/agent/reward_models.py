@@ -31,8 +31,7 @@ from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training, start_reward_training
-from halteres.runs.starting.start import run_of_key
+from halteres.runs.starting.start import begin_run, plan_resumed_training, plan_reward_training, run_of_key
 
 MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
@@ -163,7 +162,7 @@ def rl_train_reward_model(
         forecast |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
     warnings = [*start.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
-        return _training(start_reward_training(start), forecast=forecast, warnings=warnings)
+        return _training(begin_run(start), forecast=forecast, warnings=warnings)
     return RewardTraining(
         status="rehearsed",
         base_model=start.training.plan.model,

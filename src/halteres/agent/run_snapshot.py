@@ -189,7 +189,7 @@ def snapshot_of(run: RunDirectory) -> RunSnapshot:
         progress=progress,
         alerts=(*((hanging,) if hanging else ()), *raised),
         given=read_given(run),
-        failed_process=failed_process(run, state),
+        failed_process=failed_process(state),
         at=time.time(),
     )
 

@@ -39,8 +39,8 @@ from halteres.errors import HalteresError, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.evaluations import outcome_of
 from halteres.runs.reading.failures import read_restarts
-from halteres.runs.reading.outcome import outcome_of
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
 from halteres.runs.state import RunUnreadable, Status
 

@@ -73,10 +73,10 @@ def eval_(
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
     from halteres.config.settings import Settings
     from halteres.runs.directory import find_run
-    from halteres.runs.measurement import examination, measure
     from halteres.runs.servers import served
     from halteres.runs.starting.preflight import examine_reward_models
     from halteres.runs.starting.run_models import with_absolute_folders
+    from halteres.runs.supervision.evaluation import examination, measure
 
     exam = examination(environment, find_run(run) if run else None, model)
     given = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}

@@ -196,7 +196,7 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     for name, report in read_reports(run.path).items():
         _say(console, f"{name + ':':9}{report.line}")
     console.print()
-    _say(console, f"next:    {_next_command(run, state)}")
+    _say(console, f"next:    {next_command(run, state)}")
 
 
 def _figures(first: Row, last: Row) -> Table:
@@ -221,7 +221,8 @@ def _figures(first: Row, last: Row) -> Table:
     return table
 
 
-def _next_command(run: RunDirectory, state: RunState) -> str:
+def next_command(run: RunDirectory, state: RunState) -> str:
+    """What a person types after a run that has ended well, or was stopped."""
     if state.status == "stopped" and run.newest_checkpoint():
         return state.resume().command
     if state.status == "stopped":

@@ -14,7 +14,7 @@ from halteres.cli.serve import PASSED_ON, become
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
     from halteres.rewards.training_plan import Forecast, TrainingPlan
-    from halteres.runs.starting.reward_training import RewardStart
+    from halteres.runs.starting.start import RewardStart
 
 app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
 
@@ -87,7 +87,7 @@ def train(
     from halteres.errors import InvalidConfig
     from halteres.rewards.training_plan import forecast, parse_settings, read_plan
     from halteres.runs.directory import find_run
-    from halteres.runs.starting.reward_training import plan_resumed_training, plan_reward_training
+    from halteres.runs.starting.start import plan_resumed_training, plan_reward_training
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
@@ -147,11 +147,11 @@ def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -
 
 def _start_run(start: RewardStart, as_json: bool) -> None:
     """Start the training as a run, and say how to watch it."""
-    from halteres.runs.starting.reward_training import start_reward_training
+    from halteres.runs.starting.start import begin_run
 
     for warning in start.forecast.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    run = start_reward_training(start)
+    run = begin_run(start)
     if as_json:
         typer.echo(json.dumps({"run_id": run.run_id, "total_steps": start.total_steps, "folder": str(run.path)}))
         return

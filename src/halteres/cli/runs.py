@@ -59,7 +59,11 @@ def _line(run: RunDirectory, width: int) -> str:
 @app.command()
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
+    from halteres.cli.follow import next_command
+    from halteres.next_step import NextStep
+    from halteres.rewards.model_folder import RESULT
     from halteres.runs.directory import find_run
+    from halteres.runs.reading.failures import read_restarts
     from halteres.runs.reading.progress import conditions, read_progress
 
     directory = find_run(run)
@@ -80,6 +84,8 @@ def status(run: Run) -> None:
         _say(f"failed rollouts: {', '.join(f'{count} {code}' for code, count in failed.items())}")
     for role, condition in conditions(state).items():
         _say(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
+    if restarts := read_restarts(directory.path / "events.jsonl"):
+        _say(f"restarts: {', '.join(f'{role} {times}' for role, times in restarts.items())}")
     for alert in progress.alerts:
         _say(f"alert: {alert}")
     for sink in progress.sinks:
@@ -89,6 +95,11 @@ def status(run: Run) -> None:
             _say(f"{label}: {text}")
     if state.resumable:
         _say(f"next: {state.resume().command}")
+    elif state.status == "completed" and state.kind == "rl":
+        _say(f"next: {next_command(directory, state)}")
+    elif state.status == "completed":
+        model, data = str(directory.path / RESULT), "HELD_OUT"
+        _say(f"next: {NextStep('rl_evaluate_reward_model', {'model': model, 'data': data}).command}")
 
 
 @app.command()

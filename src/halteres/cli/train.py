@@ -74,7 +74,7 @@ def _environment_and_edits(
     environment: str | None, assignments: list[str], recipe: str | None
 ) -> tuple[str | None, list[str]]:
     """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set` takes them."""
-    from halteres.config.files import find_recipe
+    from halteres.config.gem_ids import find_recipe
 
     if environment is not None and "=" in environment and not environment.endswith(".py"):
         environment, assignments = None, [environment, *assignments]

@@ -98,11 +98,11 @@ def is_path(name: str) -> bool:
     return environment.endswith(".py") or "/" in environment
 
 
-def reference(asked: str, name: str, file: str) -> str:
-    """How settings refer to the environment `name` in `file`, with its variant: by its name if it was asked for by
-    that, else by its file."""
+def reference(given: str, name: str, file: str) -> str:
+    """How settings refer to the environment `name` in `file`, with its variant: by its name if that was given, else by
+    its file."""
     environment, variant = split_name(name)
-    return name if split_name(asked)[0] == environment else joined_name(file, variant)
+    return name if split_name(given)[0] == environment else joined_name(file, variant)
 
 
 def in_file_name(name: str) -> str:
@@ -151,10 +151,17 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     base, variant = split_name(name_or_path)
     listed = None if is_path(base) else discover(folders)
     if listed is None:
-        environment = _in_file(Path(base).expanduser().absolute())
+        file = Path(base).expanduser().absolute()
+        if not file.is_file():
+            hint = "Give the path of a Python file, or a name."
+            raise EnvironmentNotFound(f"There is no environment file {file}.", next=hint)
+        # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
+        environment = read_environment(file) or EnvironmentFile(
+            name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"
+        )
     else:
-        named = {Path(one.file_path).stem: one for one in reversed(listed.environments)}
-        environment = (named | {one.name: one for one in listed.environments}).get(base)
+        by_stem = {Path(one.file_path).stem: one for one in reversed(listed.environments)}
+        environment = (by_stem | {one.name: one for one in listed.environments}).get(base)
     if environment is not None:
         if name_or_path != base and variant not in environment.variants:
             built_in = BUILTIN_FOLDER in Path(environment.file_path).parents
@@ -213,17 +220,6 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
     )
 
 
-def _in_file(file: Path) -> EnvironmentFile:
-    if not file.is_file():
-        raise EnvironmentNotFound(
-            f"There is no environment file {file}.", next="Give the path of a Python file, or a name."
-        )
-    # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
-    return read_environment(file) or EnvironmentFile(
-        name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"
-    )
-
-
 def _unknown(name: str, known: Sequence[str]) -> HalteresError:
     return unknown(EnvironmentNotFound, "environment", name, known, "List them with: halteres env list")
 
@@ -234,8 +230,13 @@ def _broken(file: Path, why: str, line: int | None = None) -> EnvironmentBroken:
 
 
 def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
+    def files(folder: Path) -> Iterator[Path]:
+        for file in (*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))):
+            if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
+                yield file.absolute()
+
     for folder in (*folders, *environ.environment_folders()):
-        yield from _files(folder)
+        yield from files(folder)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             with boundary(EnvironmentBroken, f"Finding {point.value}"):
@@ -244,18 +245,10 @@ def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
             yield BrokenFile(file_path=point.value, why=error.what)
         else:
             yield file or BrokenFile(file_path=point.value, why=f"There is no module {point.module}.")
-    yield from _files(BUILTIN_FOLDER)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Python files of a folder, then those of its folders."""
-    for file in (*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))):
-        if not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts):
-            yield file.absolute()
+    yield from files(BUILTIN_FOLDER)
 
 
 def _module_file(module: str) -> Path | None:
-    """The file of a module, which is not imported."""
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
     if spec is None:
@@ -283,12 +276,9 @@ def _read(file: Path, *, afresh: bool = False) -> _Source:
     stat = file.stat()
     key = stat.st_mtime_ns, stat.st_size
     known = _sources.get(file)
-    if afresh or known is None or known[0] != key:
-        known = _sources[file] = (key, _parse(ast.parse(file.read_bytes(), filename=str(file))))
-    return known[1]
-
-
-def _parse(tree: ast.Module) -> _Source:
+    if known is not None and known[0] == key and not afresh:
+        return known[1]
+    tree = ast.parse(file.read_bytes(), filename=str(file))
     statements = list(_statements(tree.body))
     imports: dict[str, tuple[str, str]] = {}
     cli_calls: list[str] = []
@@ -300,13 +290,10 @@ def _parse(tree: ast.Module) -> _Source:
             imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
             cli_calls.append(_dotted(node.func.value).rpartition(".")[2])
-    return _Source(
-        classes={node.name: node for node in statements if isinstance(node, ast.ClassDef)},
-        values=dict(_assignments(statements)),
-        imports=imports,
-        cli_calls=cli_calls,
-        summary=_first_line(tree),
-    )
+    classes = {node.name: node for node in statements if isinstance(node, ast.ClassDef)}
+    source = _Source(classes, dict(_assignments(statements)), imports, cli_calls, _first_line(tree))
+    _sources[file] = (key, source)
+    return source
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -337,7 +324,6 @@ def _bases(node: ast.ClassDef) -> list[str]:
 
 
 def _dotted(node: ast.expr | None) -> str:
-    """`m.C` of `m.C` and `m.C[T]`; empty where it is no name."""
     if isinstance(node, ast.Subscript):
         return _dotted(node.value)
     if isinstance(node, ast.Attribute):

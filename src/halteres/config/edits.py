@@ -62,8 +62,8 @@ class Edit:
         if section in (*SECTIONS, "env"):
             return self.name
         if section:  # an unknown one: perhaps the seeds' name of it
-            meant = IN_FILES.get(field) or Edit(name=field, value=self.value).key
-            guess = meant if meant in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
+            key = IN_FILES.get(field) or Edit(name=field, value=self.value).key
+            guess = key if key in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
             return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
         owners = [name for name, model in SECTIONS.items() if field in model.model_fields]
         if len(owners) > 1:
@@ -121,8 +121,7 @@ def nearest_setting(name: str, env_fields: Iterable[str] = ()) -> str | None:
 
 
 def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
-    """An environment's fields that have a truth value where its JSON Schema has a number, or a number, however deep,
-    that is not finite."""
+    """Problems of an environment's fields that are true or false where its JSON Schema has a number, or not finite."""
     fields = schema.get("properties", {})
     for name, value in values.items():
         types = _types(fields.get(name, {}))
@@ -154,5 +153,4 @@ def is_finite(value: Any) -> bool:
 
 
 def _types(field: Mapping[str, Any]) -> set[str]:
-    """JSON types that a field may have."""
     return {str(one["type"]) for one in (field, *field.get("anyOf", ())) if isinstance(one.get("type"), str)}

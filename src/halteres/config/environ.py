@@ -1,14 +1,25 @@
-"""The only reader of environment variables: each one's name, meaning and default. Nothing is read at import."""
+"""What processes learn from outside: environment variables (name, meaning, default), read here alone, never at import;
+and the request to stop in a run's `control` folder, stop.json: {"mode", "t"}."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 from halteres.errors import InvalidConfig
+from halteres.files import replace_file
+
+Mode = Literal["now", "after_step"]
+"""`now` interrupts the step in progress, `after_step` lets it end; a checkpoint is written either way."""
+
+LARGEST_BATCH = 2**20
+"""Sequences of one batch: the trajectory server chooses it in time and memory that grow with its size."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEVICES = ("cpu", "cuda", "auto")
@@ -106,12 +117,8 @@ def check() -> None:
 
 
 def for_child(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, for a child.
-
-    Names no telemetry. Whether a hub is asked is left as it is: an environment may load its data from one
-    (`stay_offline` is for processes of ours). Exempts loopback from any proxy: what talks to the processes of a run
-    (the SDK's httpx among them) would ask the proxy for 127.0.0.1.
-    """
+    """This process's environment with changes, for a child: without telemetry, and with the loopback exempt from any
+    proxy, which the SDK's httpx would ask for 127.0.0.1. Whether a hub is asked is left as it is."""
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TINKER_TELEMETRY": "0",
@@ -145,8 +152,8 @@ def with_keys(*names: str, **changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets but these; and, where there are any, the proxies with their
     logins: a key is for somebody outside."""
     given = {name for name in os.environ if name in names or (names and name.upper().endswith("_PROXY"))}
-    kept = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
-    return {**for_sandboxed(), **kept, **changes}
+    keys = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
+    return {**for_sandboxed(), **keys, **changes}
 
 
 def secrets() -> dict[str, str]:
@@ -168,11 +175,11 @@ def is_secret(name: str) -> bool:
 def hub_cache() -> Path:
     """HF_HUB_CACHE (HUGGINGFACE_HUB_CACHE), or `hub` in HF_HOME (default ~/.cache/huggingface): where Hugging Face's
     libraries look for what they would download."""
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if not named:
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not folder:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        named = Path(os.environ.get("HF_HOME") or Path(base) / "huggingface") / "hub"
-    return Path(os.path.expandvars(named)).expanduser().absolute()
+        folder = Path(os.environ.get("HF_HOME") or Path(base) / "huggingface") / "hub"
+    return Path(os.path.expandvars(folder)).expanduser().absolute()
 
 
 def has_proxy() -> bool:
@@ -267,3 +274,19 @@ def _one_of(name: str, value: str, allowed: Collection[str]) -> str:
 
 def _misread(name: str, value: str, rule: str) -> InvalidConfig:
     return InvalidConfig(f"The variable {name} is '{value}'.", rule, "Correct it, or unset it for the default.")
+
+
+def write_stop_request(file: Path, mode: Mode) -> None:
+    """Ask for an end. OSError where the disk will not have it."""
+    replace_file(file, json.dumps({"mode": mode, "t": time.time()}).encode())
+
+
+def read_stop_request(file: Path) -> Mode | None:
+    """The mode asked for; None where nobody asked. Half a request, or one that is no request at all, still is one."""
+    try:
+        request = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return "now"
+    return "after_step" if isinstance(request, dict) and request.get("mode") == "after_step" else "now"

@@ -14,17 +14,17 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from halteres.config import environ
 from halteres.config.discovery import joined_name, split_name
 from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
-from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
+from halteres.config.settings import ENV_WIRING, SECTIONS, setting, wiring_of
 from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -45,18 +45,18 @@ class _Part(BaseModel):
 class Caps(_Part):
     """Budgets of one run, and how many may go on at once. None: no cap."""
 
-    max_steps: int | None = Field(default=None, ge=1, description="optimiser steps of one run")
-    max_hours: float | None = Field(default=None, gt=0, description="hours of one run; a resumed one counts anew")
-    max_tokens: float | None = Field(default=None, gt=0, description="sampled tokens that one run trains on")
-    max_concurrent_runs: int | None = Field(default=None, ge=1, description="runs that go on at once")
+    max_steps: int | None = setting(None, "optimiser steps of one run", ge=1)
+    max_hours: float | None = setting(None, "hours of one run; a resumed one counts anew", gt=0)
+    max_tokens: float | None = setting(None, "sampled tokens that one run trains on", gt=0)
+    max_concurrent_runs: int | None = setting(None, "runs that go on at once", ge=1)
 
 
 class KeysRequired(_Part):
     """Variables that must be set, by what cannot be done without them."""
 
-    gate: tuple[str, ...] = Field(default=(), description="the tools are offered")
-    start: tuple[str, ...] = Field(default=(), description="a run starts")
-    test: tuple[str, ...] = Field(default=(), description="an environment is tested")
+    gate: tuple[str, ...] = setting((), "the tools are offered")
+    start: tuple[str, ...] = setting((), "a run starts")
+    test: tuple[str, ...] = setting((), "an environment is tested")
 
 
 def _key_of(name: str) -> str:
@@ -71,13 +71,11 @@ class Policy(_Part):
     """What holds for every run that is started on this machine."""
 
     name: str = "default"
-    lock: Annotated[dict[str, Any], Field(description="section.field -> the value that holds")] = {}
-    unlock: tuple[str, ...] = Field(default=(), description="locks of the policy that it extends, which it leaves out")
+    lock: dict[str, Any] = setting({}, "section.field -> the value that holds")
+    unlock: tuple[str, ...] = setting((), "locks of the policy that it extends, which it leaves out")
     caps: Caps = Caps()
-    min_status_interval_s: float = Field(default=0, ge=0, description="between two looks at an unchanged run")
-    require_keys: KeysRequired = Field(
-        default=KeysRequired(), description="variables that must be set; a list: to start"
-    )
+    min_status_interval_s: float = setting(0, "between two looks at an unchanged run", ge=0)
+    require_keys: KeysRequired = setting(KeysRequired(), "variables that must be set; a list: to start")
 
     @field_validator("require_keys", mode="before")
     @classmethod
@@ -141,7 +139,7 @@ def load_policy(home: Path | None = None) -> Policy:
     file = (home or environ.home()) / FILE
     try:
         given = yaml.safe_load(file.read_text()) or {}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return DEFAULT
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error
@@ -158,20 +156,24 @@ def load_policy(home: Path | None = None) -> Policy:
     try:
         own = Policy.model_validate({"name": file.stem if base is DEFAULT else base.name, **fields})
     except ValidationError as error:
-        raise _unusable(file, [_problem(detail) for detail in error.errors(include_url=False)]) from error
+        problems = list[Problem]()
+        for detail in error.errors(include_url=False):
+            path = ".".join(str(part) for part in detail["loc"])
+            guess = nearest(path, Policy.model_fields)
+            problems.append(Problem(field=path, got=detail["input"], rule=rule_of(detail), did_you_mean=guess))
+        raise _unusable(file, problems) from error
     problems = [problem for name, value in own.lock.items() if (problem := _lock_problem(name, value))]
     rule = f"the policy '{base.name}' locks no such setting"
     problems += [Problem(field="unlock", got=name, rule=rule) for name in own.unlock if name not in base.lock]
     if problems:
         raise _unusable(file, problems)
-    kept = {name: value for name, value in base.lock.items() if name not in own.unlock}
+    locks = {name: value for name, value in base.lock.items() if name not in own.unlock} | own.lock
     changes = {name: getattr(own, name) for name in own.model_fields_set}
     caps = {name: getattr(own.caps, name) for name in own.caps.model_fields_set}
-    return base.model_copy(update={**changes, "lock": kept | own.lock, "caps": base.caps.model_copy(update=caps)})
+    return base.model_copy(update={**changes, "lock": locks, "caps": base.caps.model_copy(update=caps)})
 
 
 def _lock_problem(key: str, value: Any) -> Problem | None:
-    """What is wrong with a lock. Of an environment's fields nothing is known here."""
     section, _, field = key.rpartition(".")
     if section == "env":
         return None
@@ -185,14 +187,8 @@ def _lock_problem(key: str, value: Any) -> Problem | None:
     return Problem(field=f"lock.{key}", got=value, rule=rule) if rule else None
 
 
-def _problem(detail: Any) -> Problem:
-    path = ".".join(str(part) for part in detail["loc"])
-    guess = nearest(path, Policy.model_fields)
-    return Problem(field=path, got=detail["input"], rule=rule_of(detail), did_you_mean=guess)
-
-
 def _unusable(file: Path, problems: list[Problem]) -> InvalidConfig:
-    """Whoever asks for settings did nothing wrong: it is the file that has to be mended."""
+    """Whoever asks for settings did nothing wrong: it is the file that is."""
     why = "; ".join(problem.sentence for problem in problems)
     facts = [problem.facts for problem in problems]
     return InvalidConfig(f"The policy file {file} cannot be used.", why, "Mend it, or remove it.", problems=facts)
@@ -270,17 +266,17 @@ def is_own_wiring(env_field: str) -> bool:
 
 def is_same_value(key: str, one: Any, other: Any) -> bool:
     """Whether two values of a setting mean the same: 32, "32" and 32.0 do where a number belongs."""
-    return _typed_value(key, one) == _typed_value(key, other)
-
-
-def _typed_value(key: str, value: Any) -> Any:
     section, _, field = key.partition(".")
-    try:
-        if section in SECTIONS:
-            return getattr(SECTIONS[section].model_validate({field: value}), field)
-        return value if isinstance(value, bool) else float(value)
-    except (ValidationError, TypeError, ValueError):
-        return value
+
+    def typed(value: Any) -> Any:
+        try:
+            if section in SECTIONS:
+                return getattr(SECTIONS[section].model_validate({field: value}), field)
+            return value if isinstance(value, bool) else float(value)
+        except (ValidationError, TypeError, ValueError):
+            return value
+
+    return typed(one) == typed(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,16 +49,21 @@ class Problem:
     @property
     def facts(self) -> dict[str, Any]:
         """The problem as JSON, without what is empty."""
+        hints = {"did_you_mean": self.did_you_mean, "suggest": list(self.suggest)}
         facts = {"field": self.field, "got": _as_json(self.got), "rule": self.rule}
-        if self.did_you_mean:
-            facts["did_you_mean"] = self.did_you_mean
-        if self.suggest:
-            facts["suggest"] = list(self.suggest)
-        return facts
+        return {**facts, **{name: hint for name, hint in hints.items() if hint}}
 
     def alone(self, next: str) -> InvalidConfig:
         """The error, where this is the only problem."""
         return InvalidConfig(_full_stop(self.sentence), "", next, **_details([self]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPackage:
+    """A package that an environment needs with its settings, and that its Python does not have."""
+
+    package: str
+    fix: str  # how to install it, or to do without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ was read from do not change.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +14,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,22 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_environment, split_name
-from halteres.config.problem import Problem
-from halteres.config.sandboxed_process import Ended, run_caught
+from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
 from halteres.files import replace_file
+from halteres.process import Ended, run_caught
 
 DEADLINE_S = 120.0
 """How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
 core, and a busy machine has a tenth of one; whoever waits less long finds the answer remembered when they ask again."""
 
-DESCRIBE, LAUNCH = (Path(__file__).parent / "foreign" / name for name in ("describe.py", "launch.py"))
-"""What asks a file that knows no `describe`, and what runs it; run by the environment's interpreter."""
+FOREIGN = str(Path(__file__).with_name("foreign.py"))
+"""What describes and runs files of atroposlib's, which know no `describe`; run by the environment's interpreter."""
 
 PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project
 NOTHING_TO_EVALUATE = 3  # exit code of `evaluate` where an environment has no held-out tasks
-MOST_KEPT = 256  # descriptions in memory, and files on the disk
+MOST_CACHED = 256  # descriptions in memory, and files on the disk
 
 TRACEBACK_LINES = 8
 
@@ -72,7 +72,7 @@ class EnvironmentProgram:
         `metrics`; `name` is the one under which it is to register. It does not evaluate by itself: the run does."""
         if not self.is_foreign:
             return self.command(verb, *arguments)
-        script = (self.interpreter, str(LAUNCH), str(metrics), name)
+        script = (self.interpreter, FOREIGN, "run", str(metrics), name)
         return (*script, str(self.path), verb, *arguments, "--env.use_wandb", "true", "--env.steps_per_eval", "0")
 
 
@@ -83,6 +83,7 @@ class Description:
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
+    missing: tuple[MissingPackage, ...] = ()  # what it needs with these values, and its Python does not have
     trainer: Mapping[str, Any] = field(default_factory=dict)  # its defaults of the trainer's settings
     is_foreign: bool = False  # the file knows no `describe`
     read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_stat`
@@ -101,12 +102,11 @@ class Description:
     def of(cls, answer: Mapping[str, Any]) -> Description:
         """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
         read = {file: _stat(Path(file)) for file in answer.get("read", ())}
-        found = msgspec.convert({**answer, "read": read, "problems": answer["problems"]}, cls)
-        problems = (
-            replace(one, field=f"env.{one.field}", rule=one.rule.replace("input should be", "must be"))
-            for one in found.problems
-        )
-        return replace(found, problems=tuple(problems))
+        problems = [
+            {**one, "field": f"env.{one['field']}", "rule": one["rule"].replace("input should be", "must be")}
+            for one in answer["problems"]
+        ]
+        return msgspec.convert({**answer, "read": read, "problems": problems}, cls)
 
 
 def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
@@ -141,8 +141,8 @@ def project_of(file: Path) -> Path:
     return project or next(folder for folder in folders if not (folder / "__init__.py").exists())
 
 
-def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Description:
-    """What the file says about itself with these values set.
+def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afresh: bool = False) -> Description:
+    """What the file says about itself with these values set; `afresh`: whatever it said before.
 
     Raises:
         EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of its traceback.
@@ -151,18 +151,18 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Desc
     key = _key(environment, values)
     found = _descriptions.get(key)
     if found is None:
-        with contextlib.suppress(msgspec.ValidationError):
+        with suppress(msgspec.ValidationError):
             found = msgspec.convert(_recall(key), Description)
-    if found is None or not found.is_current:
+    if afresh or found is None or not found.is_current:
         found = _ask(environment, values)
         _remember(key, msgspec.to_builtins(found))
-    _keep(key, found)
+    _cache(key, found)
     return found
 
 
 def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description) -> None:
     """Remember that these values are what a description without problems came to: they need not be asked about."""
-    _keep(_key(environment, effective), description)
+    _cache(_key(environment, effective), description)
 
 
 def last_failure(file: Path) -> str | None:
@@ -181,16 +181,16 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     except EnvironmentBroken as error:
         _remember(_failure_key(environment.path), error.sentence)
         raise
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _file(_failure_key(environment.path)).unlink(missing_ok=True)
     return found
 
 
 def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
-    """What the file says; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
+    """What the file prints; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
     by_script = folder / "values.json"
     by_script.write_text(json.dumps(dict(values), default=str))
-    script = (environment.interpreter, str(DESCRIBE), str(environment.path), str(by_script))
+    script = (environment.interpreter, FOREIGN, "describe", str(environment.path), str(by_script))
     is_foreign = f"foreign\n{_stamp(environment.path)}"
     is_tried = bool(_recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
     if is_tried and (found := _run(environment, script)).code == 0:
@@ -236,10 +236,9 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
 
 
 def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> EnvironmentBroken:
-    """The error for a file that could not be run, or said nothing usable; `err` is what it wrote to stderr."""
     name = re.escape(str(environment.path))
-    places = re.findall(rf'File "{name}", line (\d+)|{name}:(\d+)', err)  # a traceback's, or a sentence of `describe`
-    line = int(places[-1][0] or places[-1][1]) if places else None
+    places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)  # a traceback's, or a sentence of `describe`
+    line = int(places[-1]) if places else None
     return EnvironmentBroken(
         f"The environment file {environment.path}{f':{line}' if line else ''} is broken.",
         why,
@@ -258,8 +257,8 @@ def _end_of(err: str) -> list[str]:
 _descriptions: dict[str, Description] = {}
 
 
-def _keep(key: str, description: Description) -> None:
-    if len(_descriptions) >= MOST_KEPT:
+def _cache(key: str, description: Description) -> None:
+    if len(_descriptions) >= MOST_CACHED:
         _descriptions.clear()
     _descriptions[key] = description
 
@@ -304,10 +303,10 @@ def _recall(key: str) -> Any:
 def _remember(key: str, content: Any) -> None:
     """Keep JSON under this key, and not too many files altogether; nothing where the disk will not have it."""
     file = _file(key)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, json.dumps(content).encode())
         files = list(file.parent.glob("*.json"))
-        if len(files) > MOST_KEPT:
-            for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_KEPT // 2]:
+        if len(files) > MOST_CACHED:
+            for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_CACHED // 2]:
                 old.unlink(missing_ok=True)

@@ -71,21 +71,19 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     sections: Sections = {"run": {}, "env": {}, "inference": {}, "trainer": {}}
     problems.extend(_unknown(name, data[name], _SEED_SECTIONS) for name in data.keys() - _SEED_SECTIONS)
     problems.extend(switch_refused(name, data[name]) for name in SWITCHES if data.get(name))
-    for name, values in _section(data, "halteres", problems).items():
+    for name, values in section_of(data, "halteres", problems).items():
         if name in _OURS:
-            sections[name].update(_section({name: values}, name, problems))
+            sections[name].update(section_of({name: values}, name, problems))
         else:
             problems.append(_unknown(f"halteres.{name}", values, _OURS))
-    env = _section(data, "env", problems)
+    env = section_of(data, "env", problems)
     for name, value in env.items():
-        if name in _FROM_ENV:
-            section, field = _FROM_ENV[name]
+        section, field = _FROM_ENV.get(name, ("env", name))
+        if name in _FROM_ENV or name not in ENV_WIRING:
             sections[section][field] = value
-        elif name not in ENV_WIRING:
-            sections["env"][name] = value
     if "halteres" in data:  # a run wrote this file, and filled in what its environment was to do; its sinks are there
         sections["env"].pop("use_wandb", None)
-    for name, value in _section(data, "tinker", problems).items():
+    for name, value in section_of(data, "tinker", problems).items():
         if name in _FROM_TINKER:
             section, field = _FROM_TINKER[name]
             sections[section][field] = value
@@ -104,14 +102,20 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
 
 
 def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = NOTHING_GIVEN) -> dict[str, Any]:
-    """The config file of a run: what the environment reads, and any trainer of that format.
-
-    Args:
-        sources: where the settings come from; fields that hold the environment's own values are left out where they
-            are empty.
-    """
+    """The config file of a run: what the environment reads, and any trainer of that format. Empty fields of the
+    environment's own (by `sources`) are left out."""
     trainer = settings.trainer
     run_name = settings.run.default_name(addresses.run_id)
+    # What was set away from its default and has no word in the seeds' format; of the trainer also what was set to our
+    # default, for the environment's may be another.
+    placed = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
+    changed = settings.model_dump(mode="json", exclude_defaults=True)
+    values = trainer.model_dump(mode="json").items()
+    given = {name: value for name, value in values if sources.get(f"trainer.{name}", "default") != "default"}
+    changed["trainer"] = {**changed.get("trainer", {}), **given}
+    if settings.sinks:
+        changed.setdefault("run", {})["sinks"] = list(settings.sinks)
+    beyond = {name: {k: v for k, v in changed.get(name, {}).items() if (name, k) not in placed} for name in _OURS}
     own = {
         name: value
         for name, value in settings.env.items()
@@ -149,25 +153,12 @@ def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = 
         },
         "slurm": False,
         "testing": False,
-        "halteres": _beyond_seeds(settings, sources),
+        "halteres": {name: fields for name, fields in beyond.items() if fields},
     }
 
 
-def _beyond_seeds(settings: Settings, sources: Sources) -> Sections:
-    """What was set away from its default and has no word in the seeds' format; of the trainer also what was set to our
-    default, for the environment's may be another."""
-    placed = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
-    changed = settings.model_dump(mode="json", exclude_defaults=True)
-    trainer = settings.trainer.model_dump(mode="json")
-    given = {name: value for name, value in trainer.items() if sources.get(f"trainer.{name}", "default") != "default"}
-    changed["trainer"] = {**changed.get("trainer", {}), **given}
-    if settings.sinks:
-        changed.setdefault("run", {})["sinks"] = list(settings.sinks)
-    beyond = {name: {k: v for k, v in changed.get(name, {}).items() if (name, k) not in placed} for name in _OURS}
-    return {name: fields for name, fields in beyond.items() if fields}
-
-
-def _section(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
+def section_of(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
+    """One section of a file; what is none is added to `problems`."""
     value = data.get(name) or {}
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
@@ -192,8 +183,3 @@ def resolved(settings: Settings, given: Sources, *, is_resumed: bool = False) ->
             by_program = own == "default" and value != defaults[section][name]
             values[key] = {"value": value, "source": given.get(key, "edit" if by_program else own)}
     return values
-
-
-def wired(values: Mapping[str, Any]) -> Effective:
-    """What a run fills in itself, by section.field."""
-    return {name: {"value": value, "source": "wiring"} for name, value in values.items()}

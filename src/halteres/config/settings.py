@@ -26,14 +26,7 @@ TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)  # losses that a ru
 SinkName = Literal["wandb", "trackio", "tensorboard"]  # where metrics can be forwarded to (`observe.sinks`)
 
 Estimator = Literal[
-    "group_std",
-    "group_mean",
-    "rloo",
-    "reinforce",
-    "rebn",
-    "rebn_per_environment",
-    "rebn_leave_one_out",
-    "turn_mean",
+    "group_std", "group_mean", "rloo", "reinforce", "rebn", "rebn_per_environment", "rebn_leave_one_out", "turn_mean"
 ]
 """How advantages are made of rewards (`training.advantages` has the formulas and their papers)."""
 
@@ -71,47 +64,38 @@ class Section(BaseModel):
         return given
 
 
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """A field with its default, its meaning, and pydantic's limits."""
+    return Field(default=default, description=description, **limits)
+
+
 class RunSettings(Section):
     """The attempt itself."""
 
-    name: str | None = Field(
-        default=None,
-        description="readable name of the run, on one line; default: ENVIRONMENT-RUN",
+    name: str | None = setting(
+        None,
+        "readable name of the run, on one line; default: ENVIRONMENT-RUN",
         max_length=80,
         pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
     )
-    environment: str = Field(
-        default="arithmetic", description="the environment's name, FAMILY:VARIANT of a family, or the path of its file"
+    environment: str = setting(
+        "arithmetic", "the environment's name, FAMILY:VARIANT of a family, or the path of its file"
     )
-    interpreter: str | None = Field(
-        default=None, description="path of the Python that runs the environment file; default: this one"
+    interpreter: str | None = setting(None, "path of the Python that runs the environment file; default: this one")
+    working_directory: str | None = setting(
+        None, "folder that the environment's commands run in; default: its project's"
     )
-    working_directory: str | None = Field(
-        default=None, description="folder that the environment's commands run in; default: its project's"
+    seed: int = setting(0, "seeds the adapter's first weights, sampling and the choice of tasks", ge=0, lt=2**32)
+    success_threshold: float = setting(0.0, "a score above it is a success; default: the environment's own, else 0")
+    max_minutes: float | None = setting(None, "minutes of training; then the run ends with a checkpoint", gt=0)
+    stop_when: float | None = setting(None, "eval/percent_correct at which the run ends early", gt=0, le=1)
+    on_drift: Literal["warn", "stop"] = setting("warn", "at an alert of drift: say so, or end the run after its step")
+    sinks: tuple[SinkName, ...] = setting((), "where metrics are forwarded to, beside the run's own metrics.jsonl")
+    wandb_project: str | None = setting(
+        None, "project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker"
     )
-    seed: int = Field(
-        default=0, ge=0, lt=2**32, description="seeds the adapter's first weights, sampling and the choice of tasks"
-    )
-    success_threshold: float = Field(
-        default=0.0, description="a score above it is a success; default: the environment's own, else 0"
-    )
-    max_minutes: float | None = Field(
-        default=None, gt=0, description="minutes of training; then the run ends with a checkpoint"
-    )
-    stop_when: float | None = Field(
-        default=None, gt=0, le=1, description="eval/percent_correct at which the run ends early"
-    )
-    on_drift: Literal["warn", "stop"] = Field(
-        default="warn", description="at an alert of drift: say so, or end the run after its step"
-    )
-    sinks: tuple[SinkName, ...] = Field(
-        default=(), description="where metrics are forwarded to, beside the run's own metrics.jsonl"
-    )
-    wandb_project: str | None = Field(
-        default=None, description="project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker"
-    )
-    wandb_entity: str | None = Field(default=None, description="account or team of it; default: WANDB_ENTITY")
-    tags: tuple[str, ...] = Field(default=(), description="words of your own, kept with the run")
+    wandb_entity: str | None = setting(None, "account or team of it; default: WANDB_ENTITY")
+    tags: tuple[str, ...] = setting((), "words of your own, kept with the run")
 
     @property
     def environment_name(self) -> str:
@@ -132,26 +116,20 @@ class RunSettings(Section):
 class InferenceSettings(Section):
     """The base model and where it is served."""
 
-    model: str = Field(
-        default=TINY,
-        min_length=1,
-        description="base model: 'halteres/tiny', a model folder, or a name the service knows",
+    model: str = setting(TINY, "base model: 'halteres/tiny', a model folder, or a name the service knows", min_length=1)
+    threads: int | None = setting(None, "CPU threads of an engine; default: its share of cores - 1", ge=1)
+    samplers: int = setting(0, "engines that only sample, beside the one that trains", ge=0, le=64)
+    cache_gb: float | None = setting(
+        None, "GB for keys and values while sampling; default: a quarter of what is free", gt=0
     )
-    threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of an engine; default: its share of cores - 1"
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "of base weights and matmuls; bfloat16 takes half the memory"
     )
-    samplers: int = Field(default=0, ge=0, le=64, description="engines that only sample, beside the one that trains")
-    cache_gb: float | None = Field(
-        default=None, gt=0, description="GB for keys and values while sampling; default: a quarter of what is free"
+    device: Literal["cpu", "cuda", "auto"] | None = setting(
+        None, "auto: a GPU that passes its check; default: HALTERES_DEVICE, or cpu"
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="of base weights and matmuls; bfloat16 takes half the memory"
-    )
-    device: Literal["cpu", "cuda", "auto"] | None = Field(
-        default=None, description="auto: a GPU that passes its check; default: HALTERES_DEVICE, or cpu"
-    )
-    engine: Literal["torch", "scripted"] = Field(
-        default="torch", description="what computes; 'scripted' has no weights and learns nothing"
+    engine: Literal["torch", "scripted"] = setting(
+        "torch", "what computes; 'scripted' has no weights and learns nothing"
     )
     url: Annotated[
         str | None,
@@ -163,87 +141,57 @@ class InferenceSettings(Section):
 class TrainerSettings(Section):
     """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
 
-    total_steps: int = Field(default=40, ge=1, le=1_000_000, description="optimiser steps of the run, one batch each")
-    lora_rank: int = Field(default=16, ge=1, le=512, description="rank of the LoRA adapter that is trained")
-    learning_rate: float = Field(default=1.5e-3, gt=0, le=1, description="largest step size of Adam")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="the learning rate after the warm-up: as it is, or down towards 0"
+    total_steps: int = setting(40, "optimiser steps of the run, one batch each", ge=1, le=1_000_000)
+    lora_rank: int = setting(16, "rank of the LoRA adapter that is trained", ge=1, le=512)
+    learning_rate: float = setting(1.5e-3, "largest step size of Adam", gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "the learning rate after the warm-up: as it is, or down towards 0"
     )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="optimiser steps over which the learning rate rises to its largest"
+    warmup_steps: int = setting(0, "optimiser steps over which the learning rate rises to its largest", ge=0)
+    beta1: float = setting(0.9, "Adam's decay of the mean gradient, per step", ge=0, lt=1)
+    beta2: float = setting(0.95, "Adam's decay of the mean squared gradient, per step", ge=0, lt=1)
+    adam_eps: float = setting(1e-8, "Adam's epsilon, added to the divisor of a step", gt=0)
+    grad_clip_norm: float = setting(0.0, "largest global norm of the gradient; 0: no clipping", ge=0)
+    loss: str = setting("importance_sampling", "loss that the policy is trained with")
+    loss_config: dict[str, float] = setting({}, "settings of the loss, e.g. {clip_high_threshold: 1.28}")
+    epochs: int = setting(1, "times that each batch is gone through", ge=1, le=100)
+    minibatches: int = setting(1, "optimiser steps that each time through a batch is divided into", ge=1, le=1024)
+    advantage: Literal[Estimator, "environment"] = setting(
+        "group_std", "made of a group's scores, of turns' returns, or by the environment"
     )
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam's decay of the mean gradient, per step")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="Adam's decay of the mean squared gradient, per step")
-    adam_eps: float = Field(default=1e-8, gt=0, description="Adam's epsilon, added to the divisor of a step")
-    grad_clip_norm: float = Field(default=0.0, ge=0, description="largest global norm of the gradient; 0: no clipping")
-    loss: str = Field(default="importance_sampling", description="loss that the policy is trained with")
-    loss_config: dict[str, float] = Field(
-        default={}, description="settings of the loss, e.g. {clip_high_threshold: 1.28}"
+    gamma: float = setting(1.0, "what a reward one turn later is worth; for estimators of turns' returns", ge=0, le=1)
+    turn_rewards: Literal["rewards", "states"] = setting(
+        "rewards", "turns report rewards, or values of the states they led to"
     )
-    epochs: int = Field(default=1, ge=1, le=100, description="times that each batch is gone through")
-    minibatches: int = Field(
-        default=1, ge=1, le=1024, description="optimiser steps that each time through a batch is divided into"
+    weighting: Weighting = setting(
+        "token", "what counts the same in the loss: every token, every turn or every episode"
     )
-    advantage: Literal[Estimator, "environment"] = Field(
-        default="group_std",
-        description="made of a group's scores, of turns' returns, or by the environment",
+    kl_coef: float = setting(0.0, "weight of the KL divergence from the reference policy, per nat; 0: none", ge=0)
+    kl_in: Literal["reward", "loss"] = setting(
+        "reward", "where the KL penalty counts: before the baselines, or at each token"
     )
-    gamma: float = Field(
-        default=1.0, ge=0, le=1, description="what a reward one turn later is worth; for estimators of turns' returns"
+    reference: Literal["base", "environment"] = setting(
+        "base", "reference policy: the base model, or the environment's ref_logprobs"
     )
-    turn_rewards: Literal["rewards", "states"] = Field(
-        default="rewards",
-        description="turns report rewards, or values of the states they led to",
+    kl_budget: float | None = setting(None, "nats per token from the reference at which an alert speaks", gt=0)
+    correction: Literal["none", "truncate", "mask"] = setting(
+        "none", "older versions' tokens: importance cut at ratio_cap, or masked"
     )
-    weighting: Weighting = Field(
-        default="token", description="what counts the same in the loss: every token, every turn or every episode"
+    ratio_cap: float = setting(2.0, "largest ratio of the present policy's probability to the sampler's", gt=1)
+    max_staleness: int = setting(
+        0, "batches trained on between a group's sampling and its step; 0: on-policy", ge=0, le=64
     )
-    kl_coef: float = Field(
-        default=0.0, ge=0, description="weight of the KL divergence from the reference policy, per nat; 0: none"
+    allow_unclipped_staleness: bool = setting(
+        False, "allow older data with a loss that does not bound the ratio of probabilities"
     )
-    kl_in: Literal["reward", "loss"] = Field(
-        default="reward",
-        description="where the KL penalty counts: before the baselines, or at each token",
+    deterministic: bool = setting(
+        False, "same settings, same bits: a batch is sampled by the weights that max_staleness names"
     )
-    reference: Literal["base", "environment"] = Field(
-        default="base", description="reference policy: the base model, or the environment's ref_logprobs"
+    max_token_trainer_length: int = setting(
+        2048, "tokens of a sequence, prompt included; longer ones are not trained on, and counted", ge=8
     )
-    kl_budget: float | None = Field(
-        default=None, gt=0, description="nats per token from the reference at which an alert speaks"
-    )
-    correction: Literal["none", "truncate", "mask"] = Field(
-        default="none",
-        description="older versions' tokens: importance cut at ratio_cap, or masked",
-    )
-    ratio_cap: float = Field(
-        default=2.0, gt=1, description="largest ratio of the present policy's probability to the sampler's"
-    )
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="batches trained on between a group's sampling and its step; 0: on-policy",
-    )
-    allow_unclipped_staleness: bool = Field(
-        default=False, description="allow older data with a loss that does not bound the ratio of probabilities"
-    )
-    deterministic: bool = Field(
-        default=False,
-        description="same settings, same bits: a batch is sampled by the weights that max_staleness names",
-    )
-    max_token_trainer_length: int = Field(
-        default=2048,
-        ge=8,
-        description="tokens of a sequence, prompt included; longer ones are not trained on, and counted",
-    )
-    checkpoint_every: int = Field(
-        default=10, ge=0, description="optimiser steps between checkpoints; 0: only at the end"
-    )
-    eval_every: int = Field(
-        default=20,
-        ge=0,
-        description="optimiser steps between evaluations; 0: only at both ends",
-    )
+    checkpoint_every: int = setting(10, "optimiser steps between checkpoints; 0: only at the end", ge=0)
+    eval_every: int = setting(20, "optimiser steps between evaluations; 0: only at both ends", ge=0)
 
     @property
     def compares_groups(self) -> bool:
@@ -291,8 +239,9 @@ class TrainerSettings(Section):
         if self.advantage == "environment" and self.kl_coef and self.kl_in == "reward":
             raise _refused("kl_in", self.kl_in, "must be 'loss': the environment's own advantages know no reward")
         if self.advantage == "environment" and self.weighting != "token":
-            rule = "must be 'token': the environment's own advantages are weighted"
-            raise _refused("weighting", self.weighting, rule)
+            raise _refused(
+                "weighting", self.weighting, "must be 'token': the environment's own advantages are weighted"
+            )
         return self
 
     @property
@@ -305,7 +254,7 @@ class TrainerSettings(Section):
 
 
 def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:
-    """A setting that breaks a rule beyond its own type; `config.resolve` makes a problem of it."""
+    """A setting that breaks a rule beyond its own type; `config.files` makes a problem of it."""
     facts = {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
     return PydanticCustomError("rule", "{rule}", facts)
 
@@ -324,11 +273,7 @@ ENV_WIRING: Mapping[str, str] = {
 }
 """Fields of an environment's config that a run fills in, each with the reason why no one else may."""
 
-SECTIONS: Mapping[str, type[Section]] = {
-    "run": RunSettings,
-    "inference": InferenceSettings,
-    "trainer": TrainerSettings,
-}
+SECTIONS: Mapping[str, type[Section]] = {"run": RunSettings, "inference": InferenceSettings, "trainer": TrainerSettings}
 """The sections whose fields are ours; `env` belongs to the environment."""
 
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import yaml
 
 from halteres.clients.inference import InferenceClient, Sampling
+from halteres.config.problem import MissingPackage
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.evaluating import AnswersOf, evaluate_items
 from halteres.environments.records import Records
@@ -100,6 +101,11 @@ class BaseEnv:
     def config_init(cls) -> tuple[BaseEnvConfig, Sequence[APIServerConfig]]:
         """The environment's own defaults."""
         return cls.env_config_cls(), [APIServerConfig()]
+
+    @classmethod
+    def missing_packages(cls, config: Any) -> Sequence[MissingPackage]:
+        """Packages that it needs with this config and that are not installed: no run is started."""
+        return ()
 
     async def setup(self) -> None:
         """Called once, before the first item; by default it calls `load_dataset`."""

@@ -140,6 +140,7 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         "schema": config.model_json_schema(),
         "config": settings.env.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
+        "missing": [asdict(one) for one in kind.missing_packages(settings.env)],
         "trainer": dict(kind.trainer_defaults),
     }
 

@@ -7,15 +7,20 @@ Source: GSM8K (arXiv 2110.14168), read from the hub or from files in its form.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, is_number
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.rows import Row, load_rows
 from halteres.environments.single_turn import SingleTurnEnv
+
+INSTALL = "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl"
 
 
 class GSM8KConfig(BaseEnvConfig):
@@ -46,6 +51,14 @@ class GSM8KEnv(SingleTurnEnv):
         """Groups of 16, batches of 128, answers of up to 1024 tokens."""
         config = GSM8KConfig(group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1)
         return config, [APIServerConfig()]
+
+    @classmethod
+    def missing_packages(cls, config: GSM8KConfig) -> Sequence[MissingPackage]:
+        """`datasets`, where the questions are on the hub."""
+        path = Path(config.dataset).expanduser()
+        if path.is_dir() or path.suffix == ".jsonl" or path.is_absolute() or importlib.util.find_spec("datasets"):
+            return ()
+        return (MissingPackage(package="datasets", fix=INSTALL),)
 
     def load_dataset(self) -> None:
         """The questions to train on, and the held-out ones."""

@@ -16,11 +16,14 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, tagged_answer
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.worker_process import WorkerRefused, gym_worker
 from halteres.errors import InvalidConfig
+
+INSTALL = "pip install 'halteres[reasoning-gym]'"
 
 EVALUATING = frozenset(
     {
@@ -93,14 +96,17 @@ class ReasoningGymEnv(SingleTurnEnv):
         )
         return config, [APIServerConfig()]
 
+    @classmethod
+    def missing_packages(cls, config: ReasoningGymConfig) -> Sequence[MissingPackage]:
+        """reasoning-gym."""
+        is_installed = importlib.util.find_spec("reasoning_gym") is not None
+        return () if is_installed else (MissingPackage(package="reasoning-gym", fix=INSTALL),)
+
     async def load_dataset(self) -> None:
         """Start the worker, which makes the data set."""
-        if importlib.util.find_spec("reasoning_gym") is None:
-            raise InvalidConfig(
-                "The environment reasoning_gym needs the package reasoning-gym.",
-                "It is not installed.",
-                "pip install 'halteres[reasoning-gym]'",
-            )
+        if self.missing_packages(self.config):
+            what = "The environment reasoning_gym needs the package reasoning-gym."
+            raise InvalidConfig(what, "It is not installed.", INSTALL)
         size = NUM_TRAIN + NUM_HELD_OUT
         settings = {"size": size, "seed": self.config.task_seed, **self.config.task_settings}
         self.worker = gym_worker("reasoning", self.config.task, json.dumps(settings))

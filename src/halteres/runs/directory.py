@@ -1,18 +1,21 @@
-"""The run directory, the interface of a run: reading its files, listing and finding runs, asking one to stop.
+"""The run directory, the interface of a run: its files, read and written; listing and finding runs; asking one to stop.
 
-A reader writes nothing but a request to stop, and the verdict over a run whose supervisor is gone.
+The supervisor writes by `StateWriter`; a reader writes nothing but a request to stop, and the verdict over a run whose
+supervisor is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import re
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +25,15 @@ import yaml
 from pydantic import ValidationError
 
 from halteres.config import environ
-from halteres.config.control import Mode, write_stop_request
+from halteres.config.environ import Mode, write_stop_request
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.projection import NOTHING_GIVEN
 from halteres.config.settings import Settings, default_name
 from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
-from halteres.observe.metrics import Row, read_rows
+from halteres.observe.metrics import Row, WriteFailed, append_row, read_rows
 from halteres.process import alive
-from halteres.runs import lock
+from halteres.redaction import Redactor
 from halteres.runs.state import (
     MOST_STATE_BYTES,
     RESERVE,
@@ -40,22 +43,28 @@ from halteres.runs.state import (
     RunUnreadable,
     Status,
     Time,
+    is_locked,
+    lock_taken,
     read_state,
     unreadable,
     write_state,
 )
 
-WAKE = signal.SIGUSR1
-"""Tells a supervisor to look at its `control` folder."""
-
-ID_LENGTH = 8
-"""Hex digits of a run id."""
-
-NAME_LENGTH, SHOWN = 80, 8
-"""Characters of a run's name; how many runs an error lists."""
+WAKE = signal.SIGUSR1  # tells a supervisor to look at its `control` folder
+ID_LENGTH = 8  # hex digits of a run id
+NAME_LENGTH, SHOWN = 80, 8  # characters of a run's name; how many runs an error lists
 
 ANOTHER_LOOK_S, LOOKS = 0.005, 10
 """A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the supervisor."""
+
+HEARTBEAT_S = 5.0  # how often a supervisor shows that it lives, and looks for stalls
+LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""What a log may grow to, and what is then left of it: the newest."""
+
+_ITS_OWN = ("run.environment", "run.name")
+"""The environment is named beside `changes`, and refused among them; two runs of one name cannot be told apart."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class RunDirectory:
         state = read_state(self.path / "run.json")
         if state.terminal or self.supervised:
             return state
-        with suppress(Conflict, OSError), lock.taken(self.path / "lock"):  # unless somebody else is just doing so
+        with suppress(Conflict, OSError), lock_taken(self.path / "lock"):  # unless somebody else is just doing so
             state = self._with_verdict()
             (self.path / RESERVE).unlink(missing_ok=True)
             write_state(self.path / "run.json", state)
@@ -85,7 +94,7 @@ class RunDirectory:
     def supervised(self) -> bool:
         """Whether a supervisor holds the lock. A pid unknown here says nothing: it may be another container's."""
         for look in range(LOOKS):
-            if not lock.held(self.path / "lock"):
+            if not is_locked(self.path / "lock"):
                 return False
             if alive(read_state(self.path / "run.json").supervisor):
                 return True
@@ -127,6 +136,19 @@ class RunDirectory:
     def environment_config(self) -> dict[str, Any]:
         """The environment's own settings as they held in the run."""
         return dict(self.config().get("env") or {})
+
+    def own_settings(self) -> dict[str, Any]:
+        """What the run was started with: section.field -> value; nothing where the file that tells cannot be read."""
+        try:
+            settings = json.loads(read_regular(self.path / "config.resolved.json"))
+        except (OSError, *NOT_JSON):
+            return {}
+        rows = settings.items() if isinstance(settings, dict) else ()
+        return {
+            name: row.get("value")
+            for name, row in rows
+            if isinstance(row, dict) and row.get("source") in ("file", "edit", "draft") and name not in _ITS_OWN
+        }
 
     @property
     def success_threshold(self) -> float:
@@ -178,6 +200,13 @@ class RunDirectory:
         state = read_state(self.path / "run.json")
         if state.terminal:
             return state
+
+        def ended(facts: Mapping[str, Any]) -> dict[str, Any]:
+            """A process ended too, or is just about to, and nobody saw how."""
+            if facts.get("exit") is not None or not facts.get("pid"):
+                return dict(facts)
+            return {**facts, "exit": "unknown", "state": "ending" if alive(facts) else "ended with the supervisor"}
+
         newest, what = self.newest_checkpoint(), "The run's supervisor is gone; its processes ended with it."
         go_on = "It has no checkpoint yet: start it again."
         if newest:
@@ -197,15 +226,88 @@ class RunDirectory:
             last_checkpoint=newest,
             step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
             ended_at=ended_at,
-            processes={role: _ended(facts) for role, facts in state.processes.items()},
+            processes={role: ended(facts) for role, facts in state.processes.items()},
         )
 
 
-def _ended(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A process of a run whose supervisor is gone: ended too, or just about to, and nobody saw how."""
-    if facts.get("exit") is not None or not facts.get("pid"):
-        return dict(facts)
-    return {**facts, "exit": "unknown", "state": "ending" if alive(facts) else "ended with the supervisor"}
+class StateWriter:
+    """What a supervisor writes of its run: run.json, events.jsonl, the heartbeat.
+
+    The state is in memory and disk follows every change of it; no text in it holds a secret. It decides no change.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._redactor = Redactor.of_this_process()
+        self.state: RunState = read_state(run.path / "run.json")
+
+    def update(self, **changes: Any) -> None:
+        """Change the state, and say so where status or phase changed."""
+        before = self.state
+        self.state = msgspec.structs.replace(before, **self.without_secrets(changes))
+        if self.state == before:
+            return
+        try:
+            write_state(self.run.path / "run.json", self.state)
+        except OSError as error:  # a full disk must not keep us from stopping the processes; the end is tried again
+            _log.error("run.json could not be written: %s", error)
+        if (before.status, before.phase) != (self.state.status, self.state.phase):
+            self.event("status", status=self.state.status, phase=self.state.phase)
+
+    def without_secrets(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes as the state will have them: of what it has in words, secrets are struck out."""
+        clean = dict(changes)
+        for name in {"failure", "error", "note"} & changes.keys():
+            value = changes[name]  # a text, None, or a Failure
+            clean[name] = msgspec.convert(self._redactor.json(msgspec.to_builtins(value)), type(value))
+        return clean
+
+    def process(self, role: str, **facts: Any) -> None:
+        """Change what is known of one process."""
+        known = {**self.state.processes.get(role, {}), **facts}
+        self.update(processes={**self.state.processes, role: known})
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append an event."""
+        try:
+            append_row(self.run.path / "events.jsonl", {"t": time.time(), "type": kind, **self._redactor.json(facts)})
+        except WriteFailed as error:
+            _log.error("%s", error.sentence)
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Show that the supervisor lives, as long as the block runs; meanwhile no log grows without end."""
+
+        async def beat() -> None:
+            while True:
+                try:
+                    os.utime(self.run.path / "heartbeat")
+                except OSError as error:
+                    _log.error("No heartbeat: %s", error)
+                await asyncio.to_thread(cut_logs, self.run.path / "logs")
+                await asyncio.sleep(HEARTBEAT_S)
+
+        heart = asyncio.create_task(beat(), name="heartbeat")
+        try:
+            yield
+        finally:
+            heart.cancel()
+            await asyncio.gather(heart, return_exceptions=True)
+
+
+def cut_logs(folder: Path) -> None:
+    """Of every log in this folder that has grown too large, leave the end. Whoever writes it appends, and goes on; what
+    comes in between the reading and the cutting is lost."""
+    for log in folder.glob("*.log"):
+        with suppress(OSError):  # a disk that takes nothing: the next look tries again
+            if log.stat().st_size <= LOG_BYTES:
+                continue
+            with log.open("rb+") as stream:
+                size = stream.seek(-KEPT_BYTES, os.SEEK_END) + KEPT_BYTES
+                rest = stream.read().partition(b"\n")[2]  # whole lines
+                stream.truncate(0)
+            with log.open("ab", buffering=0) as appending:
+                appending.write(b"[%d bytes of this log were cut away]\n" % (size - len(rest)) + rest)
 
 
 def runs_home() -> Path:
@@ -281,23 +383,20 @@ class Entry:
 
 def roster(home: Path) -> list[Entry]:
     """Every run below `home` as its run.json has it, newest first; what has no run.json is no run."""
-    entries = (_entry(folder) for folder in home.glob("[!.]*"))
-    return sorted((entry for entry in entries if entry), key=lambda entry: entry.facts.created_at, reverse=True)
-
-
-def _entry(folder: Path) -> Entry | None:
-    try:
-        return Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES)))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, *NOT_JSON):
-        if not re.fullmatch(r"[0-9a-f]{8}", folder.name):
-            return None
-    with suppress(OSError):  # it was removed while we looked
-        since = folder.stat().st_mtime
-        facts = Facts(name=folder.name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
-        return Entry(folder, facts)
-    return None
+    entries = list[Entry]()
+    for folder in home.glob("[!.]*"):
+        try:
+            entries.append(Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES))))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, *NOT_JSON):
+            if not re.fullmatch(r"[0-9a-f]{8}", folder.name):
+                continue
+            with suppress(OSError):  # it was removed while we looked
+                since, name = folder.stat().st_mtime, folder.name
+                facts = Facts(name=name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
+                entries.append(Entry(folder, facts))
+    return sorted(entries, key=lambda entry: entry.facts.created_at, reverse=True)
 
 
 def list_runs() -> list[RunDirectory]:
@@ -307,19 +406,22 @@ def list_runs() -> list[RunDirectory]:
 
 def known_runs() -> list[Entry]:
     """Every run, newest first, as it truly is: of one that was lost, run.json alone does not tell."""
-    return [known for entry in roster(runs_home()) if (known := entry if entry.ended else _looked_at(entry))]
-
-
-def _looked_at(entry: Entry) -> Entry | None:
-    try:
-        with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with one run, the others stay
-            now = RunDirectory(entry.path).state()
-    except RunUnreadable as error:
-        return Entry(entry.path, msgspec.structs.replace(entry.facts, status=UNREADABLE), error.what)
-    except NotFound:  # removed while we looked
-        return None
-    facts = msgspec.structs.replace(entry.facts, status=now.status, step=now.step, ended_at=now.ended_at)
-    return Entry(entry.path, facts)
+    known = list[Entry]()
+    for entry in roster(runs_home()):
+        if entry.ended:
+            known.append(entry)
+            continue
+        try:
+            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with it, the others stay
+                now = RunDirectory(entry.path).state()
+        except RunUnreadable as error:
+            known.append(Entry(entry.path, msgspec.structs.replace(entry.facts, status=UNREADABLE), error.what))
+        except NotFound:  # removed while we looked
+            pass
+        else:
+            facts = msgspec.structs.replace(entry.facts, status=now.status, step=now.step, ended_at=now.ended_at)
+            known.append(Entry(entry.path, facts))
+    return known
 
 
 def active_runs() -> list[RunDirectory]:
@@ -341,30 +443,30 @@ class RunAmbiguous(RunNotFound):
 
 def find_run(prefix_or_name: str) -> RunDirectory:
     """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or all that fit."""
-    asked = prefix_or_name
-    if len(asked) == ID_LENGTH and asked.isalnum() and (runs_home() / asked / "run.json").exists():
-        return RunDirectory(runs_home() / asked)
+    word = prefix_or_name
+    if len(word) == ID_LENGTH and word.isalnum() and (runs_home() / word / "run.json").exists():
+        return RunDirectory(runs_home() / word)
     entries = known_runs()
-    fitting = (
-        [entry for entry in entries if entry.run_id == asked]
-        or [entry for entry in entries if asked and entry.run_id.startswith(asked)]
-        or [entry for entry in entries if entry.facts.name == asked]
+    matches = (
+        [entry for entry in entries if entry.run_id == word]
+        or [entry for entry in entries if word and entry.run_id.startswith(word)]
+        or [entry for entry in entries if entry.facts.name == word]
     )
-    if len(fitting) == 1:
-        return RunDirectory(fitting[0].path)
-    shown = asked if len(asked) <= NAME_LENGTH else f"{asked[:NAME_LENGTH]}..."
-    active = [entry.run_id for entry in fitting or entries if not entry.ended]
-    if fitting:
-        named = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in fitting[:SHOWN])
+    if len(matches) == 1:
+        return RunDirectory(matches[0].path)
+    shown = word if len(word) <= NAME_LENGTH else f"{word[:NAME_LENGTH]}..."
+    active = [entry.run_id for entry in matches or entries if not entry.ended]
+    if matches:
+        listed = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in matches[:SHOWN])
         raise RunAmbiguous(
-            f"'{shown}' fits {len(fitting)} runs.",
-            f"They are {named}{', ...' if len(fitting) > SHOWN else ''}.",
+            f"'{shown}' fits {len(matches)} runs.",
+            f"They are {listed}{', ...' if len(matches) > SHOWN else ''}.",
             "Write more of the id.",
-            allowed=[entry.run_id for entry in fitting[:SHOWN]],
+            allowed=[entry.run_id for entry in matches[:SHOWN]],
             active_runs=active,
         )
-    by_word = {word: entry for entry in reversed(entries) for word in (entry.facts.name, entry.run_id)}
-    guess = by_word.get(nearest(asked[:NAME_LENGTH], by_word) or "")
+    by_word = {known: entry for entry in reversed(entries) for known in (entry.facts.name, entry.run_id)}
+    guess = by_word.get(nearest(word[:NAME_LENGTH], by_word) or "")
     hint = f"There are {len(entries)} runs."
     if guess:
         hint = f"Did you mean {guess.run_id} ({guess.facts.environment}, {guess.facts.status})?"
@@ -378,15 +480,10 @@ def find_run(prefix_or_name: str) -> RunDirectory:
 
 
 def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:
-    """Ask the run to stop and wait for it. Safe to repeat: a run that has ended answers with its final state.
+    """Ask the run to stop and wait for it, no longer than `deadline_s` (0: only ask): the state then.
 
-    Args:
-        run: which.
-        mode: `now` interrupts the step in progress; `after_step` lets it end. Both write a checkpoint first.
-        deadline_s: seconds to wait; 0 only asks.
-
-    Returns:
-        The state at the end, or at the deadline (`stopping`, or still `running` in mode `after_step`).
+    Safe to repeat: a run that has ended answers with its final state. `now` interrupts the step in progress,
+    `after_step` lets it end; both write a checkpoint first.
     """
     state = run.state()
     if state.terminal:
@@ -394,7 +491,7 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
     wake: signal.Signals = WAKE
     try:
         write_stop_request(run.path / "control" / "stop.json", mode)
-    except OSError:  # a full disk: SIGTERM says the same as mode `now`
+    except OSError:  # a full disk: SIGTERM means the same as mode `now`
         wake = signal.SIGTERM
     supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
     if supervisor and alive(supervisor):

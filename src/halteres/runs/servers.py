@@ -1,9 +1,8 @@
 """A run's servers: where they are, the secret that a request must bring; a training service for the length of a block.
 
-A run's own servers answer whoever knows their secret. It reaches those who may know it by a variable of the run's
-processes, and by two files that the run's owner alone may read (wiring.json, and config.yaml for the environment). It
-comes in a request's `Authorization`: an inference client of any make sends it as its `api_key`; a client of the
-trajectory server has it as the password of the address, `http://run:SECRET@127.0.0.1:PORT`.
+The secret reaches those who may know it by a variable of the run's processes, and by two files that the run's owner
+alone may read (wiring.json, and config.yaml for the environment). It comes in a request's `Authorization`: an inference
+client sends it as its `api_key`; a client of the trajectory server has it as the password of the address.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from halteres.errors import InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.process import Child
 from halteres.redaction import Redactor
-from halteres.runs import lock
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import locked
 
 WIRING = "wiring.json"
 
@@ -102,8 +101,7 @@ FREE_WITHIN_S = 300.0
 
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
-GONE_AFTER_S = 30.0
-"""A service that computes may be slow to answer; one that has ended refuses the connection at once."""
+GONE_AFTER_S = 30.0  # a service that computes may be slow to answer; one that has ended refuses the connection at once
 
 
 @contextmanager
@@ -123,14 +121,23 @@ def served(
             trained on.
         arguments: further ones of `python -m halteres.service`.
         log: the service's log; its state lies beside it where there is no run. Default: both end with it.
-        given_up: set by another thread, it ends the wait for a service that is loading: that raises NotReady.
+        given_up: set by another thread, it ends the wait for a service that is loading.
 
     Raises:
-        NotReady: somebody else used the run's state all the time, the service was not ready in time, or the one that
-            the run trained on is gone.
+        NotReady: the run's state was in use all the time, the service was not ready in time, or given up, or gone.
     """
-    if run is not None and (there := _service_of(run)):
-        _check_answers(there)
+    state = run.state() if run is not None else None
+    if run and state and (state.service_given or not state.terminal) and (there := servers_of(run).service):
+        try:  # a service that has ended is reported at once: its clients would wait for it to come back
+            json_client.get_json(f"{there.url}/api/v1/healthz", GONE_AFTER_S, there.key)
+        except json_client.Refused:
+            pass  # it is there
+        except NotReady as error:
+            raise NotReady(
+                f"The service at {there.url} does not answer.",
+                f"The run trained on it, and its weights are there. {error.why}",
+                "Start it again at this address, on its own state; then ask again.",
+            ) from error
         yield there
         return
     given_up = given_up or threading.Event()
@@ -138,47 +145,21 @@ def served(
         log = log or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))) / "service.log"
         if run is not None:
             what = f"The weights of run {run.run_id} are in use."
-            held.enter_context(lock.locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
-        state = (run.path if run is not None else log.parent) / "service"
-        url = held.enter_context(_started(("--state", str(state), "--model", model, *arguments), log, given_up))
-        yield Server(url=url)
-
-
-def _service_of(run: RunDirectory) -> Server | None:
-    state = run.state()
-    return None if state.terminal and not state.service_given else servers_of(run).service
-
-
-def _check_answers(service: Server) -> None:
-    """A service that has ended is reported at once: its clients would wait for it to come back."""
-    try:
-        json_client.get_json(f"{service.url}/api/v1/healthz", GONE_AFTER_S, service.key)
-    except json_client.Refused:  # it is there
-        return
-    except NotReady as error:
-        raise NotReady(
-            f"The service at {service.url} does not answer.",
-            f"The run trained on it, and its weights are there. {error.why}",
-            "Start it again at this address, on its own state; then ask again.",
-        ) from error
-
-
-@contextmanager
-def _started(arguments: Sequence[str], log: Path, given_up: threading.Event) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
-        url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
-        child = Child(
-            [sys.executable, "-m", "halteres.service", "--listen-fd", str(descriptor), *arguments],
-            environment=environ.for_sandboxed(),
-            stdout=output,
-            stderr=output,
-            descriptors=(descriptor,),
-        )
-    try:
+            held.enter_context(locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
+        place = str((run.path if run is not None else log.parent) / "service")
+        with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
+            url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
+            options = ("--listen-fd", str(descriptor), "--state", place, "--model", model, *arguments)
+            child = Child(
+                [sys.executable, "-m", "halteres.service", *options],
+                environment=environ.for_sandboxed(),
+                stdout=output,
+                stderr=output,
+                descriptors=(descriptor,),
+            )
+        held.callback(child.end, ENDS_WITHIN_S)
         _wait_until_ready(url, child, log, given_up)
-        yield url
-    finally:
-        child.end(ENDS_WITHIN_S)
+        yield Server(url=url)
 
 
 def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Event) -> None:
@@ -200,19 +181,13 @@ def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Eve
 
 def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
     """The further arguments with which a service computes as these settings say."""
-    threads = ("--threads", str(inference.threads)) if inference.threads else ()
-    cache = ("--cache-gb", str(inference.cache_gb)) if inference.cache_gb else ()
-    samplers = ("--samplers", str(inference.samplers)) if inference.samplers else ()
-    device = ("--device", inference.device) if inference.device else ()
-    return ("--engine", inference.engine, *threads, *cache, *samplers, *device, "--dtype", inference.dtype)
+    given = {"--threads": inference.threads, "--cache-gb": inference.cache_gb, "--samplers": inference.samplers}
+    options = {"--engine": inference.engine, **given, "--device": inference.device, "--dtype": inference.dtype}
+    return tuple(word for name, value in options.items() if value for word in (name, str(value)))
 
 
 def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
-    """POST JSON to a service, answer JSON.
-
-    Raises:
-        ProcessFailed: the server refused; its own sentence is in the error.
-    """
+    """POST JSON to a service, answer JSON. ProcessFailed: it refused; its own sentence is in the error."""
     try:
         return json_client.post_json(f"{service.url}{path}", body, deadline_s, service.key)
     except json_client.Refused as error:

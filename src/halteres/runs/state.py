@@ -1,12 +1,21 @@
-"""What a run is doing, as run.json has it. The supervisor alone changes it, or a reader who found the supervisor gone.
+"""What a run is doing, as run.json has it, and the lock that says whether its supervisor lives.
 
 pending -> starting -> running -> completed
               |           |----> failed
               '-----------'----> stopping -> stopped
+
+The supervisor alone changes it, or a reader who found the supervisor gone. The kernel frees a lock with its last
+holder, however that one died.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +23,7 @@ import msgspec
 
 from halteres.config.program import EnvironmentProgram, project_of
 from halteres.config.settings import default_name
-from halteres.errors import HalteresError, NotFound
+from halteres.errors import Conflict, HalteresError, NotFound, NotReady
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import NextStep
 
@@ -26,16 +35,13 @@ Kind = Literal["rl", "reward"]
 """What is trained: a policy, by reinforcement learning; a reward model on preferences, by one process, no servers."""
 
 TERMINAL: frozenset[Status] = frozenset(("stopped", "completed", "failed"))
-SCHEMA = 1
-
-Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-"""Unix seconds of a year that calendars know."""
-
-MOST_STATE_BYTES = 1 << 20
-"""A run.json is a few kilobytes; what is larger was not written by a supervisor."""
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # unix seconds of a year that calendars know
+MOST_STATE_BYTES = 1 << 20  # a run.json is a few kilobytes; what is larger was not written by a supervisor
 
 RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
 """A file given up at the end: how a run ended can be written even when the disk is full."""
+
+_LOOK_EVERY_S = 0.01
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +96,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     resumed_from: str | None = None  # run id
     resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
     idempotency_key: str | None = None  # of the call that started it, where it carried one
-    schema: int = SCHEMA
+    schema: int = 1
 
     @property
     def program(self) -> EnvironmentProgram:
@@ -159,3 +165,71 @@ def read_state(file: Path) -> RunState:
 def write_state(file: Path, state: RunState) -> None:
     """Replace run.json whole: a reader sees the old or the new, never half."""
     replace_file(file, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+
+
+def take_lock(file: Path) -> int:
+    """The lock's descriptor. Conflict where another process holds it. It is not inherited unless handed on."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        what = f"{file.parent} is held by a running supervisor."
+        raise Conflict(what, "One directory is one run.", "Wait for it, stop it, or start another run.") from None
+    return descriptor
+
+
+@contextmanager
+def lock_taken(file: Path) -> Iterator[None]:
+    """Hold the lock for the length of a block. Conflict where another process holds it."""
+    descriptor = take_lock(file)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process holds the lock. Whoever only asks hinders nobody who asks too."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:  # we may not look: nothing speaks against it
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def locked(file: Path, within_s: float, what: str, given_up: threading.Event | None = None) -> Iterator[None]:
+    """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
+
+    NotReady, with `what` cannot be done now, where somebody else held it all the time, or `given_up` was set. The file
+    is made where it is not there; its folder must be.
+    """
+    ends, given_up = time.monotonic() + within_s, given_up or threading.Event()
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), file.stat()):  # else somebody took the file away meanwhile
+                break
+        os.close(descriptor)
+        if time.monotonic() > ends or given_up.wait(_LOOK_EVERY_S):
+            try:
+                holder = f"Process {int(file.read_text())}"
+            except (OSError, ValueError):
+                holder = "Another process"
+            raise NotReady(what, f"{holder} holds {file}.", "Try again in a moment.")
+    try:
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.pwrite(descriptor, f"{os.getpid():<10}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

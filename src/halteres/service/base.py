@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 from halteres.config import environ
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import NotFound, nearest, shortened
-from halteres.main_memory import main_memory
 from halteres.models import builtin_names, builtin_path, model_folder, names_of, stored_models
 from halteres.models.shape import ModelShape, adapter_numbers, diagonal_numbers, read_shape
+from halteres.process import main_memory
 
 LONGEST_PATH = 4096  # characters; every part of one is looked up on disk
 NUMBER = 4  # bytes of a number; adapters are fp32

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from halteres.config.control import Mode, read_stop_request
+from halteres.config.environ import Mode, read_stop_request
 from halteres.training.failures import StopTimedOut
 
 logger = logging.getLogger(__name__)

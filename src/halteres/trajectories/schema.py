@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType, inspect
 
-from halteres.config.control import LARGEST_BATCH
+from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidData
 
 _INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")

@@ -40,7 +40,7 @@ from halteres.next_step import Advice, NextStep
 from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
-from halteres.runs import lock
+from halteres.runs.state import is_locked, take_lock
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class TestFolder:
 
     def phase(self) -> Phase:
         """What goes on here. Without a result, and with its process gone, it is lost."""
-        held = lock.held(self.lock)  # before the look at the result: a process lets go after writing it
+        held = is_locked(self.lock)  # before the look at the result: a process lets go after writing it
         result = self.result()
         if result is not None:
             return result["status"]
@@ -197,7 +197,7 @@ def begin(kind: Kind, module: str, request: msgspec.Struct, *keys: str) -> TestF
     try:
         folder = new_folder(kind)
         folder.write("request.json", request)
-        held = lock.take(folder.lock)
+        held = take_lock(folder.lock)
         command = (sys.executable, "-m", module, str(folder.path), "--lock-fd", str(held))
         detach(command, folder.path, folder.path / "tester.log", environ.with_keys(*keys), held)
         return folder
@@ -217,7 +217,7 @@ def own_folder() -> TestFolder:
     parser.add_argument("--lock-fd", type=int, help="descriptor of the folder's lock, taken already")
     options = parser.parse_args()
     if options.lock_fd is None:
-        lock.take(options.folder / "lock")
+        take_lock(options.folder / "lock")
     return TestFolder(options.folder)
 
 

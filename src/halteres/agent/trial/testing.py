@@ -38,10 +38,10 @@ from halteres.agent.trial.request import Request, new_request
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram
-from halteres.config.sandboxed_process import run_caught
 from halteres.errors import EnvironmentFailed, NotReady
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.next_step import NextStep
+from halteres.process import run_caught
 from halteres.rewards.components import secret_variables
 from halteres.runs.starting.run_models import models_home
 

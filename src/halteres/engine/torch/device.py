@@ -17,12 +17,12 @@ from typing import get_args
 import numpy as np
 import torch
 
-from halteres.config.sandboxed_process import run_caught
 from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
 from halteres.engine.torch.engine import TorchEngine
 from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY, builtin_path
 from halteres.models.shape import read_shape
+from halteres.process import run_caught
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import torch
 from halteres.engine.checks import EngineOutOfMemory, out_of_memory
 from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
-from halteres.main_memory import main_memory
+from halteres.process import main_memory
 
 PLACE = 1024  # positions of a sequence of usual length, in which the number that can be decoded at once is given
 

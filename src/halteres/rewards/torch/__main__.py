@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.config import environ
-from halteres.config.control import read_stop_request
+from halteres.config.environ import read_stop_request
 from halteres.errors import HalteresError, ServerError, as_failure, boundary
 from halteres.observe.metrics import append_row, read_rows
 from halteres.process import begin, usable_cores

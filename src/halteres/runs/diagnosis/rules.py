@@ -15,7 +15,7 @@ from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
 from halteres.rewards.panel import PROXY, divergences, transfers
-from halteres.runs.diagnosis.run_facts import CEILING, Debounce, Finding, History, RunFacts, number, trend
+from halteres.runs.diagnosis.run_facts import CEILING, Finding, History, RunFacts, number, trend
 from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
 
 Look = Callable[[RunFacts, History, Row], Finding | None]
@@ -31,10 +31,6 @@ class Rule:
     steps: int  # rows in a row, of those that it looks at, in which it must hold
     calm: int | None  # ... in which it must be over before it is reported again; None: as many
 
-    def debounce(self) -> Debounce:
-        """For one run: that what lasts is reported once."""
-        return Debounce(self.steps, self.calm)
-
 
 def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
     """Makes a rule of its look at a row."""
@@ -43,8 +39,7 @@ def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Loo
 
 # What is learnt. Silent where rewards are at their ceiling, save to say that nothing is left to learn.
 
-SILENT = 0.95
-"""Share of groups without signal from which on there is no gradient to speak of."""
+SILENT = 0.95  # share of groups without signal from which on there is no gradient to speak of
 
 
 @rule("no_reward_variance", steps=5)
@@ -101,10 +96,10 @@ def not_rising(run: RunFacts, history: History, row: Row) -> Finding | None:
     is_flat = len(means) >= 30 and highest_rise < 0.1 * (history.highest - middle) and errors < 2
     has_variance = (number(row, "groups/without_signal") or 0.0) < SILENT  # else that rule reports it
     went = f"Over {len(over)} steps the mean reward went from {middle - rise / 2:.3g} to {middle + rise / 2:.3g}"
-    if falls:
-        slower = Remedy(run.go_on_with(run.slower()), "a smaller learning rate.")
-        evidence, remedy = f"{went}: it falls.", run.spoilt(history.best) if history.collapsed else slower
-    else:
+    evidence, remedy = f"{went}: it falls.", Remedy(run.go_on_with(run.rate_times()), "a smaller learning rate.")
+    if falls and history.collapsed:
+        remedy = run.spoilt(history.best)
+    elif not falls:
         evidence = f"{went}, and is not at its ceiling ({history.highest:.3g})."
         words, faster = "if those are honest tries at the task:", run.go_on_with(run.rate_times(2))
         remedy = Remedy((run.rollouts("worst"),), words, faster)
@@ -127,7 +122,7 @@ def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | Non
         evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it began with "
         f"({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
         remedy=Remedy(
-            (run.stop(), run.begin_anew({**run.slower(), **run.larger_groups()})),
+            (run.stop(), run.begin_anew({**run.rate_times(), **run.larger_groups()})),
             "lost entropy does not come back.",
         ),
         holds=entropy < 0.1 * before and not history.at_ceiling(mean),
@@ -201,23 +196,21 @@ def hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
     earlier = [one for one in evaluations if one.step < now.step]
     if not earlier:
         return None
+    steps = sorted(history.means)
 
-    def mean_around(step: int) -> float:
-        """Mean reward of the last steps up to this one; of the first ones for an evaluation before training."""
-        steps = sorted(history.means)
+    def mean_around(step: int) -> float:  # of the last steps up to this one; before training, of the first ones
         return fmean(history.means[one] for one in ([it for it in steps if it <= step][-5:] or steps[:5]))
 
     def since(before: Evaluation) -> _Stretch:
         return _Stretch(before, now, mean_around(before.step), mean_around(now.step), history.span)
 
-    def confidence(chance: float) -> float:
-        """Of two-sided intervals of which one bound is looked at."""
+    def confidence(chance: float) -> float:  # of two-sided intervals of which one bound is looked at
         return 1 - 2 * chance / math.comb(len(evaluations), 2)
 
     from_best = since(max(earlier, key=lambda one: (one.figures[CORRECT], one.step)))
     from_first = since(earlier[0])
     is_worse = from_best.is_worse(confidence(0.01))
-    words = "see what scores high and is wrong, mend the scorer, then"
+    words = "see what scores high and is wrong, fix the scorer, then"
     return Finding(
         evidence=str(from_best if is_worse else from_first),
         remedy=Remedy((run.stop(), run.rollouts("best")), words, (run.begin_anew({}),)),
@@ -248,7 +241,7 @@ def panel_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None
             f"By '{found.component}', criteria of presence rose by {found.presence:.2g} and those of correctness fell "
             f"by {-found.correctness:.2g}."
         )
-    words = "see what the reward pays for and the panel does not; then mend `rewards` and start again from an earlier"
+    words = "see what the reward pays for and the panel does not; then fix `rewards` and start again from an earlier"
     remedy = Remedy((run.stop(), run.rollouts("best")), f"{words} checkpoint.")
     return Finding(evidence=evidence, remedy=remedy, holds=bool(low or diverging))
 
@@ -386,10 +379,10 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
     if share is None:
         return None
     limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
-    named = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    given = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
     longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
-        evidence=f"{share:.0%} of the answers were cut off by the token limit{f' ({named})' if named else ''}, and "
+        evidence=f"{share:.0%} of the answers were cut off by the token limit{f' ({given})' if given else ''}, and "
         f"more than 30% in {truncation.steps} steps in a row.",
         remedy=run.spoilt(history.best) if history.collapsed else longer,
         holds=share > 0.3,
@@ -430,7 +423,7 @@ def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     return Finding(
         evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above {most:g}, {kl_drift.steps} "
         f"steps in a row); the oldest group was {oldest:.0f} policy versions old.",
-        remedy=Remedy(run.go_on_with({**fresher, **run.slower()}), "fresher batches, smaller updates."),
+        remedy=Remedy(run.go_on_with({**fresher, **run.rate_times()}), "fresher batches, smaller updates."),
         holds=abs(apart) > most,
         is_over=abs(apart) < most / 2,
     )
@@ -440,8 +433,7 @@ def _step_times(row: Row) -> tuple[float, float] | None:
     """Seconds that the trainer waited for its batch, and of the whole step; None where there were so few groups to
     train on that a short pass says nothing.
 
-    On-policy the trainer always waits; in arithmetic a fifth to a third of a step while there is much to train on, up
-    to .98 where nearly no group has signal.
+    On-policy the trainer waits a fifth to a third of a step of arithmetic, up to .98 where nearly no group has signal.
     """
     waited_s, step_s = number(row, "time/batch"), number(row, "time/step")
     if waited_s is None or not step_s or (number(row, "groups/without_signal") or 0.0) > 0.5:
@@ -540,7 +532,7 @@ def loss_not_finite(run: RunFacts, history: History, row: Row) -> Finding | None
         return None
     return Finding(
         evidence="The loss is no finite number: the adapter is spoilt from here on.",
-        remedy=Remedy(run.go_on_with(run.slower()), "half the learning rate."),
+        remedy=Remedy(run.go_on_with(run.rate_times()), "half the learning rate."),
         holds=row["train/loss"] is None and number(row, "train/skipped") == 0.0,
     )
 

@@ -1,4 +1,4 @@
-"""What the rules are made from: a run's settings and the calls that mend it, its history, findings, debouncing."""
+"""What the rules read and give: a run's settings and the calls that fix it, its history, findings, debouncing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from halteres.config.settings import TrainerSettings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.outcome import chosen
 
-Changes = Mapping[str, Any]
-"""section.field -> new value."""
+Changes = Mapping[str, Any]  # section.field -> new value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +38,13 @@ class RunFacts:
             environment=environment,
             trainer=settings.trainer,
             env={**run.environment_config(), **settings.env},
-            given=chosen(run),
+            given=run.own_settings(),
             folder=run.path,
             success_threshold=settings.run.success_threshold,
         )
 
     def logs(self, role: str) -> NextStep:
-        """Read a log."""
+        """Read a role's log."""
         return NextStep("rl_get_logs", {"run_id": self.run_id, "role": role})
 
     def rollouts(self, which: Literal["best", "worst"]) -> NextStep:
@@ -74,22 +72,18 @@ class RunFacts:
         return NextStep("rl_start_training", {"environment": self.environment, "changes": {**self.given, **changes}})
 
     def spoilt(self, best: float) -> Remedy:
-        """The remedy of a policy that has lost most of what it scored: its checkpoints have lost it too."""
+        """For a policy that has lost most of what it scored: its checkpoints have lost it too."""
         words = f"the mean reward was {best:.3g} and is lost, updates are too large."
         return Remedy((self.stop(), self.begin_anew(self.rate_times(1 / 4))), words)
 
     def unscored(self) -> Remedy:
-        """The remedy where no answer ever scored: before anything is spent on it, the scorer is looked at."""
+        """Where no answer ever scored: before anything is spent on it, the scorer is looked at."""
         words = "would the scorer know a right answer? If so, easier tasks, or"
         return Remedy((self.rollouts("worst"),), words, self.go_on_with(self.larger_groups()))
 
-    def rate_times(self, factor: float) -> Changes:
+    def rate_times(self, factor: float = 0.5) -> Changes:
         """A smaller or larger learning rate."""
         return {"trainer.learning_rate": float(f"{min(1.0, self.trainer.learning_rate * factor):.3g}")}
-
-    def slower(self) -> Changes:
-        """Half the learning rate."""
-        return self.rate_times(1 / 2)
 
     def larger_groups(self) -> Changes:
         """Twice as many rollouts of a task, in batches of whole groups."""
@@ -132,12 +126,8 @@ class Finding:
 
 
 class Debounce:
-    """A condition is reported once it has held so many times in a row, and again only after it was clearly over.
-
-    Args:
-        lasting: times in a row before it is reported.
-        calm: times in a row that it must be clearly over before it may be reported again; default: as many.
-    """
+    """A condition is reported once it has held `lasting` times in a row, and again only after it was clearly over
+    `calm` times in a row (default: as many)."""
 
     def __init__(self, lasting: int, calm: int | None = None) -> None:
         self._lasting, self._calm = lasting, calm or lasting

@@ -42,24 +42,20 @@ class PolicyWeights:
     step: int | None = None  # optimiser steps they have had; None: nobody says
 
 
-def weights_of(named: str) -> PolicyWeights:
+def weights_of(name: str) -> PolicyWeights:
     """The weights that a name means: of a run (id, unique beginning, name) the newest; a tinker:// path of a run; the
-    adapter folder of a run, or the run's own folder.
-
-    Raises:
-        NotFound: there are none, or they are no run's.
-        InvalidData: a broken tinker:// path.
-    """
-    if named.startswith("tinker://"):
+    adapter folder of a run, or the run's own folder. NotFound: there are none, or they are no run's; InvalidData: a
+    broken tinker:// path."""
+    if name.startswith("tinker://"):
         for run in list_runs():
             for row in run.checkpoints():
-                if named in (row.get("sampler_path"), row.get("state_path")):
-                    return PolicyWeights(run=run, path=named, step=row["step"])
-            if folder_of(run.path / "service", named).is_dir():
-                return PolicyWeights(run=run, path=named)
-        raise NotFound(f"No run has weights {named}.", NO_RUN, NextStep("rl_list_runs"))
-    folder = Path(named).expanduser()
-    if run := _named_run(named, folder):
+                if name in (row.get("sampler_path"), row.get("state_path")):
+                    return PolicyWeights(run=run, path=name, step=row["step"])
+            if folder_of(run.path / "service", name).is_dir():
+                return PolicyWeights(run=run, path=name)
+        raise NotFound(f"No run has weights {name}.", NO_RUN, NextStep("rl_list_runs"))
+    folder = Path(name).expanduser()
+    if run := _run_of(name, folder):
         return newest_weights(run)
     path = (folder.parent if (folder / CONFIG).is_file() else folder).resolve()
     if path.parent != runs_home().resolve() or not (path / "run.json").is_file():
@@ -67,13 +63,13 @@ def weights_of(named: str) -> PolicyWeights:
     return newest_weights(find_run(path.name))
 
 
-def _named_run(named: str, folder: Path) -> RunDirectory | None:
-    """The run of this name; None where a folder is meant: one that holds an adapter, whose name is a path, or after
-    which no run is named. RunNotFound: it is neither."""
-    if folder.is_dir() and ("/" in named or (folder / CONFIG).is_file()):
+def _run_of(name: str, folder: Path) -> RunDirectory | None:
+    """The run of this name; None where it means a folder: one that holds an adapter, whose name is a path, or that no
+    run is called after. RunNotFound: it is neither."""
+    if folder.is_dir() and ("/" in name or (folder / CONFIG).is_file()):
         return None
     try:
-        return find_run(named)
+        return find_run(name)
     except RunNotFound:
         if folder.is_dir():
             return None
@@ -97,31 +93,26 @@ def newest_weights(run: RunDirectory) -> PolicyWeights:
     return PolicyWeights(run=run, path=rows[-1]["sampler_path"], step=rows[-1]["step"])
 
 
-def adapter_of(named: str, state: Path | None = None) -> Adapter:
-    """The adapter that a name means.
+def adapter_of(name: str, state: Path | None = None) -> Adapter:
+    """The adapter that a tinker:// path, a folder, or a run (id, unique beginning, name) means.
 
-    Args:
-        named: a tinker:// path, a folder, or a run (id, unique beginning, name).
-        state: the state directory that a tinker:// path is looked for in; None: the service's own, and every run's.
-
-    Raises:
-        NotFound: there is none.
-        InvalidData: a broken tinker:// path.
+    `state`: the state directory that a tinker:// path is looked for in; None: the service's own, and every run's.
+    NotFound: there is none. InvalidData: a broken tinker:// path.
     """
-    if named.startswith("tinker://"):
+    if name.startswith("tinker://"):
         states = [state] if state else [environ.home() / "service", *(run.path / "service" for run in list_runs())]
         for one in states:
-            if (folder := folder_of(one, named)).is_dir():
+            if (folder := folder_of(one, name)).is_dir():
                 return Adapter(folder, _model_in(folder))
         raise NotFound(
-            f"There are no weights {named} on this disk.",
+            f"There are no weights {name} on this disk.",
             f"Looked in {', '.join(map(str, states[:4]))}{' …' if len(states) > 4 else ''}.",
             "Name the service's state directory with --state.",
         )
-    folder = Path(named).expanduser()
+    folder = Path(name).expanduser()
     if (folder / CONFIG).is_file():
         return Adapter(folder, _model_in(folder))
-    run = _named_run(named, folder) or RunDirectory(folder)
+    run = _run_of(name, folder) or RunDirectory(folder)
     if not (run.path / "run.json").is_file():
         raise NotFound(f"{folder} is no adapter.", f"It lacks {CONFIG}.", "Name a PEFT folder.")
     result = run.path / "adapter"
@@ -135,27 +126,19 @@ def adapter_of(named: str, state: Path | None = None) -> Adapter:
     return Adapter(result, run.settings().inference.model)
 
 
-def base_of(adapter: Adapter, named: str | None = None) -> BaseModel:
-    """The base model that is named, else the one that the adapter was trained on.
-
-    Raises:
-        NotFound: it is not on this disk, or nobody says which it is.
-    """
-    model = named or adapter.model
+def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
+    """The base model of this name, else the one that the adapter was trained on. NotFound: it is not on this disk, or
+    nobody says which it is."""
+    model = name or adapter.model
     if model is None:
-        raise NotFound(
-            f"The adapter in {adapter.folder} does not say which base model it belongs to.",
-            f"{CONFIG} has no base_model_name_or_path.",
-            "Name it with --model.",
-        )
+        what = f"The adapter in {adapter.folder} does not say which base model it belongs to."
+        raise NotFound(what, f"{CONFIG} has no base_model_name_or_path.", "Name it with --model.")
     return base_model(model)
 
 
 def vllm_command(base: str | Path, folder: Path, name: str) -> str:
-    """The line for a shell with which vLLM serves the adapter in `folder` as `name`.
-
-    The base model is named by its folder: vLLM looks for a name on the hub.
-    """
+    """The line for a shell with which vLLM serves the adapter in `folder` as `name`. `base` is a folder: vLLM looks for
+    a name on the hub."""
     words = ["vllm", "serve", str(base), "--enable-lora", "--lora-modules", f"{name}={folder.absolute()}"]
     rank = _config_in(folder).get("r")
     if isinstance(rank, int) and rank > VLLM_DEFAULT_RANK:
@@ -169,7 +152,6 @@ def _model_in(folder: Path) -> str | None:
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
-    """The adapter's configuration; {} where it cannot be read."""
     try:
         found = json.loads(read_regular(folder / CONFIG))
     except (OSError, *NOT_JSON):

@@ -1,4 +1,4 @@
-"""Evaluations of a run as they lie on disk, how two of them differ, and how certain that is."""
+"""What a run has come to: its evaluations, how two differ and how certain that is; figures, weights, cost, plots."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 import sys
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,11 +18,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
-from halteres.errors import EnvironmentFailed
+from halteres.errors import EnvironmentFailed, ServerError, boundary
 from halteres.files import NOT_JSON, lines_of, open_regular, read_regular
-from halteres.observe.metrics import LONGEST_ROW, Row, decoded, read_rows
+from halteres.observe.metrics import LONGEST_ROW, Row, decoded, merge_by_step, read_rows
+from halteres.redaction import Redactor
+from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory
+from halteres.runs.state import RunState
+from halteres.scores import REWARD_FILE
 
 CONFIDENCE = 0.95
 
@@ -72,10 +79,7 @@ def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE)
     It speaks of these two sets of weights on all tasks like these: both the choice of tasks and the noise of sampling
     are in the interval. What another seed of training would have given is not.
 
-    Args:
-        pairs: at least one.
-        spread: how far apart two measurements can be: 1 for shares.
-        confidence: of the interval.
+    `spread`: how far apart two measurements can be, 1 for shares.
 
     Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired proportions: the interval
     of the plain mean after two more tasks, one that gained everything and one that lost everything. Here it is used
@@ -145,24 +149,19 @@ def differences(before: Evaluation, after: Evaluation, confidence: float = CONFI
     for name in after.figures:
         if name not in before.figures or name.endswith("_stderr") or name.startswith(_NO_GAIN):
             continue
-        task_by_task = (
-            _paired(first[name], second[name], name, confidence) if name in first and name in second else None
-        )
+        by_task = _paired(first[name], second[name], name, confidence) if name in first and name in second else None
         error, mean, later = f"{name}_stderr", before.figures[name], after.figures[name]
         apart = Difference(delta=later - mean)
         if error in before.figures and error in after.figures:
             apart = unpaired((mean, before.figures[error]), (later, after.figures[error]), confidence)
-        found[name] = task_by_task or apart
+        found[name] = by_task or apart
     return found
 
 
 @dataclass(slots=True)
 class _Figure:
-    """One figure, task by task."""
-
-    tasks: defaultdict[bytes, list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # by a hash of the question
+    # By a hash of the question.
+    tasks: defaultdict[bytes, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def values(self) -> list[float]:
@@ -229,22 +228,20 @@ def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Map
             if sample is None or not sample.prompt:
                 continue  # torn, of another kind, or of a task that is not told
             prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
-            for name, value in _values(sample, success_threshold):
+            values: dict[str, float] = {}
+            if sample.temperature == 0:
+                if _is_finite(sample.score):
+                    values[GREEDY] = float(sample.score > success_threshold)
+            else:  # without a temperature it counts as sampled at 1
+                if _is_finite(sample.score):
+                    values |= {CORRECT: float(sample.score > success_threshold), SCORE: float(sample.score)}
+                if _is_finite(sample.tokens):
+                    values[LENGTH] = float(sample.tokens)
+                if sample.finish is not None:
+                    values[TRUNCATED] = float(sample.finish == "length")
+            for name, value in values.items():
                 found[name].tasks[prompt].append(value)
     return found
-
-
-def _values(sample: _Sample, success_threshold: float) -> Iterator[tuple[str, float]]:
-    """What one sample gives for which figure. Without a temperature it counts as sampled at 1."""
-    greedy = sample.temperature == 0
-    if _is_finite(sample.score):
-        yield GREEDY if greedy else CORRECT, float(sample.score > success_threshold)
-        if not greedy:
-            yield SCORE, float(sample.score)
-    if not greedy and _is_finite(sample.tokens):
-        yield LENGTH, float(sample.tokens)
-    if not greedy and sample.finish is not None:
-        yield TRUNCATED, float(sample.finish == "length")
 
 
 def _is_finite(value: Any) -> bool:
@@ -312,26 +309,14 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
     return sorted(shared, key=lambda task: task.before_score - task.after_score)
 
 
-LOGGED = "logged.jsonl"
-"""Rows that a foreign environment logged to W&B while it evaluated."""
-
-
-class _Results(msgspec.Struct):
-    all: dict[str, Any]
-
-
-class _Report(msgspec.Struct):
-    """metrics.json, as far as it is read."""
-
-    results: _Results
+LOGGED = "logged.jsonl"  # rows that a foreign environment logged to W&B while it evaluated
 
 
 def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[str, Any]:
-    """Its figures: numbers, each named `eval/...` (where its own name is another, `eval/` is put before it).
+    """Its figures: numbers, each called `eval/...` (where its own name is another, `eval/` is put before it).
 
     Args:
-        program: the environment.
-        folder: its `data_dir_to_save_evals`.
+        folder: the environment's `data_dir_to_save_evals`.
         output: what it printed.
 
     Raises:
@@ -344,8 +329,8 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
         rows = read_rows(folder / LOGGED)
         found = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
         try:
-            found |= msgspec.json.decode(read_regular(folder / "metrics.json"), type=_Report).results.all
-        except (OSError, *NOT_JSON):
+            found |= json.loads(read_regular(folder / "metrics.json"))["results"]["all"]
+        except (OSError, *NOT_JSON, TypeError, LookupError):
             found = found or None
     else:
         for line in output.splitlines():
@@ -358,3 +343,125 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
         raise EnvironmentFailed(f"The evaluation of {program.path.name} gave no figures.", how)
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
     return {name if name.startswith("eval/") else f"eval/{name}": value for name, value in numbers.items()}
+
+
+_TRAINED = ("reward/mean", "num_tokens")  # metrics that every trained step has: of a policy, of a reward model
+
+_NO_METRICS = ("step", "t", "src")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Where the newest weights are."""
+
+    step: int | None  # optimiser steps they have had
+    sampler: str | None  # tinker:// path to sample from
+    state: str | None  # tinker:// path to train on from
+    peft_dir: Path | None  # a PEFT adapter, once the run has ended
+    reward_model: Path | None = None  # its folder, once a run that trains one has completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a run has taken so far; where it goes on from another, that one's share is not in it."""
+
+    minutes: float  # by the clock, start-up and evaluations included
+    tokens: int  # sampled for training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run has come to, so far or in the end."""
+
+    rows: Sequence[Row]  # metrics, one per step
+    evaluations: Sequence[Evaluation]  # oldest first
+    weights: Weights
+    cost: Cost
+    gains: Mapping[str, Difference]  # the last evaluation over the first; nothing where there is only one
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last trained step's metrics and the last evaluation's."""
+        trained = next((row for row in reversed(self.rows) if any(name in row for name in _TRAINED)), {})
+        last = self.evaluations[-1].figures if self.evaluations else {}
+        return {**{k: v for k, v in trained.items() if k not in _NO_METRICS and not k.startswith("eval/")}, **last}
+
+    @property
+    def baseline(self) -> Evaluation | None:
+        """The first evaluation; of the untrained model where its step is 0."""
+        return self.evaluations[0] if self.evaluations else None
+
+
+def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
+    """Read it now; at any time of a run."""
+    rows, checkpoints = merge_by_step(run.metrics()), run.checkpoints()
+    found = evaluations(run, rows)
+    newest = next((row for row in reversed(checkpoints) if row.get("sampler_path") or row.get("final")), {})
+    resumable = next((row for row in reversed(checkpoints) if row.get("state_path")), {})
+    adapter, model = run.path / "adapter", run.path / RESULT
+    began = int((state.resume_point or {}).get("step", 0))
+    tokens = [row.get("tokens/action") for row in rows if row["step"] > began]
+    return Outcome(
+        rows=rows,
+        evaluations=found,
+        weights=Weights(
+            step=newest.get("step"),
+            sampler=newest.get("sampler_path"),
+            state=resumable.get("state_path"),
+            peft_dir=adapter if adapter.is_dir() else None,
+            reward_model=model if (model / REWARD_FILE).is_file() else None,
+        ),
+        cost=Cost(
+            minutes=((state.ended_at or time.time()) - state.created_at) / 60,
+            tokens=round(math.fsum(count for count in tokens if isinstance(count, int | float))),
+        ),
+        gains=differences(found[0], found[-1]) if len(found) > 1 else {},
+    )
+
+
+PLOT = "plot.png"
+
+_drawing = threading.Lock()  # tools run in threads, and matplotlib's fonts are not made for several
+
+
+def draw(run: RunDirectory, state: RunState, rows: Sequence[Row], file: Path) -> None:
+    """Draw one run; ServerError where matplotlib cannot: it reads fonts and caches of the machine."""
+    alerts = [
+        (event["rule"], event["step"])
+        for event in run.events()
+        if event.get("type") == "alert" and isinstance(event.get("rule"), str) and isinstance(event.get("step"), int)
+    ]
+    with _drawing, boundary(ServerError, "Plotting"):
+        from halteres.observe import plots
+
+        title = f"{state.name}: {state.status} at step {state.step} of {state.total_steps}"
+        plot = plots.plot_reward_training if state.kind == "reward" else plots.plot_run
+        plot(rows, file, Redactor.of_this_process().text(title), alerts)
+
+
+def picture_of(run: RunDirectory, state: RunState, rows: Sequence[Row]) -> Path:
+    """The run's own picture once it has ended, else one drawn now, in the cache."""
+    own = run.path / PLOT
+    if state.terminal and own.exists():
+        return own
+    file = _cache() / f"plot-{run.run_id}.png"
+    draw(run, state, rows, file)
+    return file
+
+
+def comparison_of(curves: Mapping[str, Sequence[Row]], metrics: Sequence[str]) -> Path:
+    """One picture of several runs, by label, in the cache; the same runs and metrics always have the same file."""
+    known = hashlib.sha256(repr((sorted(curves), list(metrics))).encode()).hexdigest()[:12]
+    file, redactor = _cache() / f"compare-{known}.png", Redactor.of_this_process()
+    with _drawing, boundary(ServerError, "Plotting"):
+        from halteres.observe import plots
+
+        labelled = {redactor.text(label): rows for label, rows in curves.items()}
+        plots.plot_runs(labelled, file, f"{len(curves)} runs", *metrics)
+    return file
+
+
+def _cache() -> Path:
+    folder = environ.home() / "cache"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

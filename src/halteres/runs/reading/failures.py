@@ -1,6 +1,6 @@
-"""How a run's failure is reported: which process, at which step, what its log says, which settings would mend it.
+"""How a run's failure is reported: which process, at which step, what its log says, which settings would fix it.
 
-Whether memory was wanting is read from the words of processes and libraries and, where it counts them, from the kernel.
+Whether memory ran out is read from the words of processes and libraries and, where it counts them, from the kernel.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import NextStep
 from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.progress import Given, read_given
+from halteres.runs.reading.progress import Given, read_given, signal_name
 from halteres.runs.state import RunState, read_state
 
 Changes = dict[str, Any]
 
-TOKENS = 64
-"""Lengths are lowered to a multiple of this many tokens."""
+TOKENS = 64  # lengths are lowered to a multiple of this many tokens
 
 
 def smaller(env: Mapping[str, Any]) -> Changes:
-    """What takes less memory, each a remedy of its own: max_token_length a quarter shorter, half the batch_size.
+    """What takes less memory, each a fix of its own: max_token_length a quarter shorter, half the batch_size.
 
     >>> smaller({"max_token_length": 1024, "batch_size": 64, "group_size": 8})
     {'max_token_length': 768, 'batch_size': 32}
@@ -53,8 +52,7 @@ def mending(code: str | None, given: Given) -> Changes:
     return {}
 
 
-Memory = Literal["GPU memory", "memory"]
-"""As a sentence calls it."""
+Memory = Literal["GPU memory", "memory"]  # as a sentence calls it
 
 _WORDS: tuple[tuple[Memory, re.Pattern[str]], ...] = (
     ("GPU memory", re.compile(r"\b(CUDA|HIP|XPU|MPS|GPU)\b.*out of memory|OutOfMemoryError|_ALLOC_FAILED", re.I)),
@@ -120,20 +118,28 @@ def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: in
     """A process of the run ended though it should not have."""
     when = f"at step {step}" if ready else "before it was ready"
     last_words, exited = _last_words(run, role, code), {"process": role, "code": code}
-    if memory := _wanting_memory(run, role, last_words):
-        remedies = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
-        lower = f"Lower {' or '.join(remedies)}" if remedies else "Take a smaller inference.model"
-        what = f"{title} ran out of {memory} {when}."
-        failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
-        failed.code = "gpu_oom"
-        return failed
+    if role in ("trainer", "service"):  # what an environment needs is not for our settings to fix
+        # The service's log is not asked which memory there was too little of: trainer and engine tell it themselves.
+        lines = [last_words.what, last_words.why] if last_words else []
+        lines += [*(run.log_tail(role, _LOG_LINES) if role == "trainer" else []), *run.log_tail("engine", _LOG_LINES)]
+        if memory := ran_out(lines):
+            fixes = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
+            lower = f"Lower {' or '.join(fixes)}" if fixes else "Take a smaller inference.model"
+            what = f"{title} ran out of {memory} {when}."
+            failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
+            failed.code = "gpu_oom"
+            return failed
     what = f"{title} {how(code)} {when}."
-    if last_words is None:
-        return _ended(run, role, what, _said(run, role, code) or _guess(role, code), exited)
-    why = " ".join(part for part in (last_words.what, last_words.why, last_words.next) if part)
-    failed = _ended(run, role, what, why, exited)
-    failed.code = last_words.code
-    return failed
+    if last_words is not None:
+        why = " ".join(part for part in (last_words.what, last_words.why, last_words.next) if part)
+        failed = _ended(run, role, what, why, exited)
+        failed.code = last_words.code
+        return failed
+    why, is_unknown = _reason(run, role, code), code is None and role == "service"
+    if not why and (code == -signal.SIGKILL or is_unknown) and (kills := kernel_kills()):
+        # A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always.
+        why = f"Possibly for want of memory: the kernel has killed {kills} processes here for that since it started."
+    return _ended(run, role, what, why, exited)
 
 
 def gave_up(run: RunDirectory, role: str, code: int | None) -> bool:
@@ -145,7 +151,7 @@ def gave_up(run: RunDirectory, role: str, code: int | None) -> bool:
 def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> ProcessFailed:
     """A process of the run did not become ready in time."""
     what = f"{title} was not ready within {seconds:.0f} s."
-    return _ended(run, role, what, _said(run, role, None), {"process": role, "code": None})
+    return _ended(run, role, what, _reason(run, role, None), {"process": role, "code": None})
 
 
 def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:
@@ -160,7 +166,6 @@ def disk_full(run: RunDirectory) -> DiskFull:
 
 
 def _ended(run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None) -> ProcessFailed:
-    """With where to look, and how to go on."""
     facts = {} if exited is None else {"exit": exited}
     return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **facts)
 
@@ -169,8 +174,7 @@ def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
     """How to go on from the newest checkpoint, once something else is done."""
     newest = run.newest_checkpoint()
     if newest is None:
-        again = "There is no checkpoint to go on from: start the run again."
-        return f"{first}, then start again." if first else again
+        return f"{first}, then start again." if first else "There is no checkpoint to go on from: start the run again."
     go_on = f"go on from step {newest['step']}"
     return read_state(run.path / "run.json").resume(f"{first}, then {go_on}" if first else go_on.capitalize())
 
@@ -186,33 +190,11 @@ def _last_words(run: RunDirectory, role: str, code: int | None) -> LastWords | N
     return words if words.role == role else None
 
 
-def _wanting_memory(run: RunDirectory, role: str, last_words: LastWords | None) -> Memory | None:
-    """Which memory there was too little of. The service's log is not asked: trainer and engine tell it themselves."""
-    if role not in ("trainer", "service"):
-        return None  # what an environment needs is not for our settings to mend
-    words = [last_words.what, last_words.why] if last_words else []
-    own = run.log_tail(role, _LOG_LINES) if role == "trainer" else []
-    return ran_out([*words, *own, *run.log_tail("engine", _LOG_LINES)])
-
-
-def _guess(role: str, code: int | None) -> str:
-    """A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always."""
-    unknown = code is None and role == "service"
-    if (code == -signal.SIGKILL or unknown) and (kills := kernel_kills()):
-        return f"Possibly for want of memory: the kernel has killed {kills} processes here for that since it started."
-    return ""
-
-
 def how(code: int | None) -> str:
     """An exit code as a verb."""
     if code is None:
         return "ended unexpectedly"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def reason(lines: Sequence[str], code: int) -> str:
@@ -221,16 +203,12 @@ def reason(lines: Sequence[str], code: int) -> str:
     return next((line for line in reversed(lines) if not _REMARK.match(line)), none)
 
 
-def _said(run: RunDirectory, role: str, code: int | None) -> str:
+def _reason(run: RunDirectory, role: str, code: int | None) -> str:
     """What the process itself gave as its reason: its last error; else its last line, if it ended by itself."""
     lines = [line.strip() for line in run.log_tail(role, _LOG_LINES) if line.strip()]
-    errors = [said[2] for line in lines if (said := _ERROR.match(line))]
+    errors = [error[2] for line in lines if (error := _ERROR.match(line))]
     last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[:600]
     return last if not last or last.endswith((".", "!", "?")) else f"{last}."
-
-
-_BY_PHASE = {"api": "service", "trainer": "trainer", "environment": "env"}
-"""Who a starting run was waiting for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,26 +224,13 @@ class FailedProcess:
         return {"process": self.process, "code": self.code}
 
 
-def failed_process(run: RunDirectory, state: RunState) -> FailedProcess | None:
+def failed_process(state: RunState) -> FailedProcess | None:
     """Who failed; None for a run that has not, and where no process was to blame."""
     if state.status != "failed":
         return None
     if state.processes.get("engine", {}).get("state") == "ended":
         return FailedProcess("engine", None)  # where its service or we had ended it, the word would be another
-    if state.exit:
-        return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
-    if state.phase == "evaluation":
-        return None  # training was over, its processes had been ended: what failed is what comes after it
-    exits: dict[str, int | None] = {}  # of processes that were not started again
-    for event in run.events():
-        if event.get("type") == "process_exit":
-            exits.setdefault(str(event.get("role")), event.get("code"))
-        elif event.get("type") == "restart":
-            exits.pop(str(event.get("role")), None)
-    for role, code in exits.items():  # the first one ended the run, the others followed from it
-        if (role, code) != ("env", 0):
-            return FailedProcess(role, code)
-    return FailedProcess(_BY_PHASE[state.phase], None) if state.phase else None
+    return FailedProcess(str(state.exit.get("process")), state.exit.get("code")) if state.exit else None
 
 
 def read_restarts(events: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,9 @@ from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
-Series = tuple[tuple[int, float], ...]
-"""(step, value), ascending."""
-
-RECENT = 8
-"""Steps whose pace is taken for the pace of those to come."""
-
-MANY = 0.5
-"""From this share of a step's groups on, those that were dropped are reported."""
+Series = tuple[tuple[int, float], ...]  # (step, value), ascending
+RECENT = 8  # steps whose pace is taken for the pace of those to come
+MANY = 0.5  # from this share of a step's groups on, those that were dropped are reported
 
 FAILED_ROLLOUTS, DROPPED_GROUPS = "rollouts/failed/", "groups/dropped/"
 """Before a reason: counts in an environment's row."""
@@ -41,14 +36,16 @@ def conditions(state: RunState) -> dict[str, str]:
     return {role: condition(state.processes.get(role, {})) for role in roles}
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL, or "signal 77" where the system has no name for it."""
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
+
+
 def condition(facts: Mapping[str, Any]) -> str:
     """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by SIGKILL" and others."""
     code, state = facts.get("exit"), str(facts.get("state") or "")
-    if isinstance(code, int) and code < 0:
-        try:
-            return f"ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"ended by signal {-code}"
+    if isinstance(code, int) and code < 0 and not state.startswith("ended"):  # else it was the run that ended it
+        return f"ended by {signal_name(-code)}"
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
     return (state or "running") if facts.get("pid") else "not started"
@@ -66,17 +63,17 @@ class Alert:
 
     def __str__(self) -> str:
         often = f", {self.times} times" if self.times > 1 else ""
-        said = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
-        return f"{self.rule} (step {self.step}{often}): {said}"
+        sentences = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
+        return f"{self.rule} (step {self.step}{often}): {sentences}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As events.jsonl has it: the remedy as text, and in its parts."""
-        steps, later = (
-            [{"tool": step.tool, "args": dict(step.args)} for step in calls]
-            for calls in (self.remedy.steps, self.remedy.later)
-        )
-        parts = {"steps": steps, "words": self.remedy.words, "later": later}
+        """As events.jsonl has it: what to do as text, and in its parts."""
+
+        def calls(steps: Iterable[NextStep]) -> list[Row]:
+            return [{"tool": step.tool, "args": dict(step.args)} for step in steps]
+
+        parts = {"steps": calls(self.remedy.steps), "words": self.remedy.words, "later": calls(self.remedy.later)}
         return {"rule": self.rule, "step": self.step, "evidence": self.evidence, "remedy": str(self.remedy), **parts}
 
 
@@ -91,9 +88,8 @@ def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
         rule, step = str(event.get("rule")), event.get("step")
         remedy = Remedy(words=str(event.get("remedy") or ""))  # of an earlier version's event, which has the text alone
         if "steps" in event:
-            steps, later = (
-                tuple(NextStep(step["tool"], step["args"]) for step in event[name]) for name in ("steps", "later")
-            )
+            calls = (event[name] for name in ("steps", "later"))
+            steps, later = (tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls)
             remedy = Remedy(steps, event["words"], later)
         by_rule[rule] = Alert(
             rule=rule,
@@ -141,12 +137,12 @@ class Progress:
     step: int
     total_steps: int
     resumed_at: int  # the step that a resumed run began after; 0 for a fresh one
-    reward: Series  # mean over the batch, reward units
-    success: Series  # share of rollouts whose score is a success
-    evaluation: Series  # held-out share correct at temperature 1
     recent_s: tuple[float, ...]  # seconds of each of the last steps
     alerts: tuple[Alert, ...]
     error: str | None
+    reward: Series = ()  # mean over the batch, reward units
+    success: Series = ()  # share of rollouts whose score is a success
+    evaluation: Series = ()  # held-out share correct at temperature 1
     correct: Series = ()  # share of all rollouts that are a success, also of groups that were dropped
     evaluated_tasks: Series = ()  # held-out tasks that an evaluation's figures are of
     failed_tasks: Series = ()  # ... and those that failed, which they are not of
@@ -217,18 +213,14 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     lines, events = read_lines(run.path / "metrics.jsonl"), read_lines(run.path / "events.jsonl")
     rows = [row for line in lines if (row := decoded(_decoder, line)) is not None]
 
-    def series(value_of: Callable[[_Row], float | None]) -> Series:
-        """One metric over the steps; where a step was told twice, the last word holds."""
-        values = {row.step: value for row in rows if (value := value_of(row)) is not None}
+    def series(name: str) -> Series:
+        """One field of the rows over the steps; where a step has several, the last holds."""
+        values = {row.step: value for row in rows if (value := getattr(row, name)) is not None}
         return tuple(sorted(values.items()))
 
-    reward, evaluation, preferred = (
-        series(lambda row: row.reward),
-        series(lambda row: row.evaluation),
-        series(lambda row: row.preferred),
-    )
-    versions, norms = series(lambda row: row.version), series(lambda row: row.update_norm)
-    trained, evaluated = reward or preferred, _events(events, "eval")
+    over_steps = {name: series(name) for name in _SERIES}
+    evaluation, versions, norms = over_steps["evaluation"], series("version"), series("update_norm")
+    trained, evaluated = over_steps["reward"] or over_steps["preferred"], _events(events, "eval")
     is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps  # the last evaluation is over
     failed_rollouts = Counter[str]()
     for _, counts in _counts(lines, FAILED_ROLLOUTS):
@@ -245,34 +237,21 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         step=trained[-1][0] if trained else 0,
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
-        reward=reward,
-        success=series(lambda row: row.success),
-        preferred=preferred,
-        held_out_preferred=series(lambda row: row.held_out_preferred),
-        evaluation=evaluation,
-        recent_s=tuple(seconds for _, seconds in series(lambda row: row.step_s)[-RECENT:]),
+        recent_s=tuple(seconds for _, seconds in series("step_s")[-RECENT:]),
         alerts=_alerts(_events(events, "alert")),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", "")) for it in _events(events, "eval_failed")
         ),
         no_evaluation=next((event.get("error", "") for event in _events(events, "no_evaluation")), ""),
         error=state.error,
-        correct=series(lambda row: row.correct),
-        evaluated_tasks=series(lambda row: row.num_tasks),
-        failed_tasks=series(lambda row: row.num_failed),
         failed_rollouts=dict(failed_rollouts),
         dropped=dropped,
-        loss_per_token=series(lambda row: row.loss_per_token),
-        kl=series(lambda row: row.kl),
-        kl_reference=series(lambda row: row.kl_reference),
-        implicit_reward_gap=series(lambda row: row.implicit_reward_gap),
-        share_of_gain=series(lambda row: row.share_of_gain),
-        without_signal=series(lambda row: row.without_signal),
-        skipped_steps=sum(value > 0 for _, value in series(lambda row: row.skipped)),
+        skipped_steps=sum(value > 0 for _, value in series("skipped")),
         policy_version=int(versions[-1][1]) if versions else None,
         update_norm=norms[-1][1] if norms else None,
         sinks=tuple(f"{name}: {it.line}" for name, it in read_reports(run.path).items() if it.state != "starting"),
         evaluation_s=0.0 if is_evaluated or not evaluated else evaluated[-1].get("took_s", 0.0),
+        **over_steps,
     )
 
 
@@ -295,8 +274,8 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
     reward: float | None = msgspec.field(name="reward/mean", default=None)
     success: float | None = msgspec.field(name="reward/success", default=None)
     evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
-    num_tasks: float | None = msgspec.field(name="eval/num_tasks", default=None)
-    num_failed: float | None = msgspec.field(name="eval/num_failed", default=None)
+    evaluated_tasks: float | None = msgspec.field(name="eval/num_tasks", default=None)
+    failed_tasks: float | None = msgspec.field(name="eval/num_failed", default=None)
     correct: float | None = msgspec.field(name="train/percent_correct", default=None)
     loss_per_token: float | None = msgspec.field(name="train/loss_per_token", default=None)
     skipped: float | None = msgspec.field(name="train/skipped", default=None)
@@ -312,26 +291,24 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
     held_out_preferred: float | None = msgspec.field(name="eval_accuracy", default=None)
 
 
+_SERIES = (
+    *("reward", "success", "evaluation", "correct", "evaluated_tasks", "failed_tasks", "loss_per_token", "kl"),
+    *("kl_reference", "implicit_reward_gap", "share_of_gain", "without_signal", "preferred", "held_out_preferred"),
+)
+"""Fields of a row that are series of `Progress` by the same name."""
+
 _decoder = msgspec.json.Decoder(_Row)
 _row_decoder = msgspec.json.Decoder(Row)
 
 
 def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, int]]]:
     """Rows that count something under names with this prefix, and these counts by what comes after it."""
-    found = [
-        row for line in lines if f'"{prefix}'.encode() in line and (row := decoded(_row_decoder, line)) is not None
-    ]
-    return [
-        (
-            row,
-            {
-                name.removeprefix(prefix): count
-                for name, count in row.items()
-                if name.startswith(prefix) and isinstance(count, int)
-            },
-        )
-        for row in found
-    ]
+    mark, found = f'"{prefix}'.encode(), list[tuple[Row, dict[str, int]]]()
+    for line in lines:
+        if mark in line and (row := decoded(_row_decoder, line)) is not None:
+            counts = {name: count for name, count in row.items() if name.startswith(prefix) and isinstance(count, int)}
+            found.append((row, {name.removeprefix(prefix): count for name, count in counts.items()}))
+    return found
 
 
 def _events(lines: Sequence[bytes], kind: str) -> list[Row]:

@@ -18,11 +18,8 @@ from halteres.observe.metrics import decoded
 from halteres.runs.directory import RunDirectory
 from halteres.types import Outcome
 
-READ_BYTES = 256 * 1024 * 1024
-"""How much of one step is looked at: a second's worth."""
-
-LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is no group of ours and is passed over."""
+READ_BYTES = 256 * 1024 * 1024  # how much of one step is looked at: a second's worth
+LINE_BYTES = 64 * 1024 * 1024  # a longer line is no group of ours and is passed over
 
 
 @dataclass(frozen=True, slots=True)

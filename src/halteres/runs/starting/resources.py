@@ -36,9 +36,8 @@ from dataclasses import dataclass
 from halteres.config import environ
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
-from halteres.main_memory import Memory, main_memory
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
-from halteres.process import usable_cores
+from halteres.process import Memory, main_memory, usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
 ANSWERS_WITHIN_S = 5.0
@@ -118,11 +117,8 @@ def _usable_gpu() -> Gpu | None:
         return None  # a driver that does not answer is no GPU to count on
 
 
-WORKERS_PER_NODE = 8
-"""Groups under way at once where neither field says: atroposlib's default, and ours."""
-
-ANSWER_TOKENS = 512
-"""Tokens of an answer where the environment sets no limit of its own."""
+WORKERS_PER_NODE = 8  # groups under way at once where neither field says: atroposlib's default, and ours
+ANSWER_TOKENS = 512  # tokens of an answer where the environment sets no limit of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +147,7 @@ class Workload:
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
 
-    def number(name: str, default: int) -> int:
-        """A positive number of the environment's; what says "no limit" (0, -1, null) or is no number is the default."""
+    def number(name: str, default: int) -> int:  # what says "no limit" (0, -1, null) or is no number is the default
         value = settings.env.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
@@ -174,24 +169,20 @@ def workload_of(settings: Settings) -> Workload:
     )
 
 
-NUMBER = 4
-"""Bytes of what is computed with weights."""
+NUMBER = 4  # bytes of what is computed with weights
 
 PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 24, 512, 1 << 30
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS, RECOMPUTED_BYTES = 16_384, 1 << 28, 20_000_000_000
 """The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
 
-CACHES = 2
-"""The policy's rows, and an evaluation's beside them."""
+CACHES = 2  # the policy's rows, and an evaluation's beside them
 
-UNFREED = 1.5
-"""Between what a pass must keep and what it takes: gradients on their way, and holes that the allocator leaves."""
+UNFREED = 1.5  # between what a pass must hold and what it takes: gradients on their way, holes of the allocator
 
 ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
 """The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
 
-HELD_BYTES = 48
-"""Of one token of a batch, in the processes that hold it at once: trajectory server, trainer, environment."""
+HELD_BYTES = 48  # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +211,7 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
-    def logits(rows: int) -> int:
-        """Logits that exist at once."""
+    def logits(rows: int) -> int:  # that exist at once
         return min(rows * shape.vocabulary, most_logits)
 
     training = activations + 5 * logits(pass_tokens) // 2

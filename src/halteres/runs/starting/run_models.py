@@ -1,7 +1,5 @@
-"""What a run is of: its base model (which one a name means, here or in a service), and reward models by their folders.
-
-Nothing is downloaded or loaded.
-"""
+"""What a run is of: its base model (which one a name means, here or in a service), and reward models by their folders;
+nothing is downloaded or loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import yaml
 
 from halteres.clients import json_client
 from halteres.config import environ
+from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
@@ -59,10 +58,9 @@ def find_folder(name: str) -> Path:
     path = Path(name).expanduser()
     expected = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
     here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
-    no_folder = f"There is no folder {expected.absolute()}."
     raise ModelMissing(
         f"Model '{name}' is not there.",
-        f"{expected} has no config.json." if expected.is_dir() else no_folder,
+        f"{expected} has no config.json." if expected.is_dir() else f"There is no folder {expected.absolute()}.",
         "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
         f" the path of a folder or to one of: {', '.join(here)}.",
         field="inference.model",
@@ -71,26 +69,19 @@ def find_folder(name: str) -> Path:
     )
 
 
-def shape_of(folder: Path) -> ModelShape:
-    """Its size. ModelMissing where files of it are missing or cut off."""
-    try:
-        return read_shape(folder)
-    except (OSError, ValueError) as error:
-        raise ModelMissing(
-            f"The model in {folder} is not whole.",
-            f"{error}.",
-            "Get its files again: config.json, tokenizer.json and *.safetensors.",
-            field="inference.model",
-        ) from error
-
-
 def own_model(inference: InferenceSettings) -> RunModel:
     """For a service of the run's own: the model must lie on this disk, and be one that the engine computes."""
     folder = find_folder(inference.model)
     name = inference.model if builtin_path(inference.model) else str(folder)
     if inference.engine == "scripted":  # it reads the vocabulary's size and no weights
         return RunModel(name=name, tokenizer=str(folder))
-    shape = shape_of(folder)
+    try:
+        shape = read_shape(folder)
+    except (OSError, ValueError) as error:
+        next = "Get its files again: config.json, tokenizer.json and *.safetensors."
+        raise ModelMissing(
+            f"The model in {folder} is not whole.", f"{error}.", next, field="inference.model"
+        ) from error
     if not shape.is_decoder:
         raise InvalidConfig(
             f"The model in {folder} cannot be used.",
@@ -102,11 +93,8 @@ def own_model(inference: InferenceSettings) -> RunModel:
 
 
 def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
-    """For somebody else's service: it must answer, have this model, and let environments sample.
-
-    Raises:
-        NotReady, ServiceUnusable, InvalidConfig: it does not.
-    """
+    """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment
+    sample, has another model."""
     folder = str(model_folder(inference.model, models_home()) or inference.model)
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
@@ -128,11 +116,7 @@ def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
 
 def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:
     """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's address, and the model.
-
-    Raises:
-        ModelMissing, InvalidConfig: it is not here, and no service is named; or it is one that cannot be computed.
-        NotReady, ServiceUnusable: of the service.
-    """
+    Raises as `own_model` where no service is named, else as `given_model`."""
     try:
         return None, own_model(inference)
     except ModelMissing:
@@ -167,14 +151,12 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
 
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"
-FIELDS = (*LISTS, SHORT)
-"""Fields of an environment's settings that may name a reward model."""
+FIELDS = (*LISTS, SHORT)  # fields of an environment's settings that may name a reward model
 
 RUBRIC_FILES = (".json", ".toml", ".yaml", ".yml")
 """Endings of a rubric's file; a rubric may also stand in the settings itself."""
 
-SERVER_BYTES = 500_000_000
-"""A reward server's process without a model: torch and transformers."""
+SERVER_BYTES = 500_000_000  # a reward server's process without a model: torch and transformers
 
 WORKING_BYTES = 200_000_000
 """One forward pass of its limit of tokens, of a small model; of a large one it is a small part of its weights."""
@@ -208,7 +190,7 @@ def components_of(given: Any) -> list[dict[str, Any]]:
 
 
 def with_absolute_folders(settings: Settings) -> Settings:
-    """The settings with folders, and files of functions and rubrics, named as they are from anywhere."""
+    """The settings with folders, and files of data, functions and rubrics, called as they are from anywhere."""
 
     def absolute(component: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Any] = {}
@@ -220,6 +202,9 @@ def with_absolute_folders(settings: Settings) -> Settings:
             changes["rubric"] = str(Path(rubric).expanduser().absolute())
         return {**component, **changes}
 
+    if "dataset" in settings.env:
+        env = {**settings.env, "dataset": data_place(settings.env["dataset"], Path())}
+        settings = settings.model_copy(update={"env": env})
     return with_places(_with_components(settings, absolute), lambda folder: str(folder.absolute()))
 
 
@@ -231,8 +216,6 @@ def with_places(settings: Settings, place_of: Callable[[Path], str]) -> Settings
         replaced = (place if is_address(place) else place_of(Path(place).expanduser()) for place in places)
         return {**values, name: ",".join(replaced)} if places else dict(values)
 
-    if not reward_folders(settings.env):
-        return settings
     settings = _with_components(settings, lambda component: moved(component, "model"))
     return settings.model_copy(update={"env": moved(settings.env, SHORT)})
 

@@ -1,7 +1,7 @@
 """How one run goes, from its first process to the verdict: what follows from everything that happens to it.
 
-A run has completed only with all steps (or the time that was given, or the held-out figure that was wanted) and final
-weights. One loop takes what happens from an inbox, in order.
+A run has completed only with all steps (or its time limit, or its held-out goal) and final weights. One loop takes what
+happens from an inbox, in order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from halteres.config.control import Mode, read_stop_request, write_stop_request
+from halteres.config.environ import Mode, read_stop_request, write_stop_request
 from halteres.config.operator_policy import Policy
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail
 from halteres.process import GRACE_S, Lifeline, alive
-from halteres.runs.diagnosis import HEARTBEAT_S, Diagnosis
-from halteres.runs.diagnosis.diagnosis import Calls
+from halteres.runs.diagnosis import Calls, Diagnosis
 from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
 from halteres.runs.reading.evaluations import CORRECT
 from halteres.runs.reading.progress import Alert
@@ -49,20 +48,12 @@ from halteres.runs.supervision.run_processes import (
     engine_of,
     engines,
 )
-from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger(__name__)
 
-WITHOUT_SERVICE_S = 1.0
-"""Grace of the others once the service is gone: no checkpoint can be written any more."""
-
-LEAST_FREE_BYTES = 4 * 1024 * 1024
-"""With less room on its disk a run is ended, while its end can still be written."""
-
-LOOK_EVERY_S = 0.2
-"""How often the files that the roles write are looked at."""
-
-
+WITHOUT_SERVICE_S = 1.0  # grace of the others once the service is gone: no checkpoint can be written any more
+LEAST_FREE_BYTES = 4 * 1024 * 1024  # with less room on its disk a run is ended, while its end can still be written
+LOOK_EVERY_S = 0.2  # how often the files that the roles write are looked at
 POLICY = "policy.json"
 
 CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
@@ -137,12 +128,11 @@ class Budget:
             return "max_hours"
         return None
 
-    def note(self, cap: Cap, kept: int | None) -> str:
-        """Why a run that was ended for this cap has ended, what of it is kept (the step of its newest checkpoint), and
-        what can be done."""
+    def note(self, cap: Cap, checkpoint_step: int | None) -> str:
+        """Why a run that was ended for this cap has ended, what is left of it, and what can be done."""
         learnt = "No checkpoint was written: nothing that it learnt is kept."
-        if kept is not None:
-            learnt = f'What was learnt up to step {kept} is kept: rl_get_results("{self._run_id}").'
+        if checkpoint_step is not None:
+            learnt = f'What was learnt up to step {checkpoint_step} is kept: rl_get_results("{self._run_id}").'
         return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
 
     def why(self, cap: Cap) -> str:
@@ -171,8 +161,7 @@ class Occasion(Enum):
     GRACE_OVER = "the trainer was asked to end early, and has not"
 
 
-Message = Occasion | StopRequest | EngineGone | EngineBack | Ready | TooSlow | Exited
-"""Whatever happens to a run."""
+Message = Occasion | StopRequest | EngineGone | EngineBack | Ready | TooSlow | Exited  # whatever happens to a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,32 +190,8 @@ def final_checkpoint(run: RunDirectory) -> Row | None:
     return next((row for row in reversed(run.checkpoints()) if row.get("final")), None)
 
 
-def trainer_ended(
-    run: RunDirectory, state: RunState, max_minutes: float | None, *, is_stop_requested: bool, goal: str | None = None
-) -> Verdict:
-    """How a run ends whose trainer exited with code 0; `goal`: that its held-out figure was reached, in words."""
-    final = final_checkpoint(run)
-    if final and final["step"] >= state.total_steps:
-        return Verdict(status="completed")
-    if final and goal:
-        note = f"{goal}; the run ended at step {final['step']} of {state.total_steps}."
-        return Verdict(status="completed", note=note)
-    if is_stop_requested:
-        return Verdict(status="stopped")
-    # What the trainer said of its final weights: `reason` and `why` of an early end.
-    ends = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
-    ending = ends[-1] if ends else {}
-    if final and max_minutes is not None and ending.get("reason") == "time_limit":
-        note = f"The time limit of {max_minutes:g} minutes was reached at step {final['step']} of {state.total_steps}."
-        return Verdict(status="completed", note=note)
-    error = failures.died(run, "trainer", "Trainer", 0, step=state.step, ready=True)
-    if ending.get("why"):  # nobody asked its run to end, but somebody asked it
-        error.why = f"It ended early, with a checkpoint: {ending['why']}."
-    return Verdict(status="failed", error=error)
-
-
 class RunController:
-    """One run, from its first process to its last word."""
+    """One run, from its first process to its verdict."""
 
     def __init__(self, writer: StateWriter, context: RunContext, roles_of: RolesOf) -> None:
         self.writer, self.run, self.context, self.settings = writer, writer.run, context, context.settings
@@ -242,7 +207,7 @@ class RunController:
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
         self._events, self._metrics = (Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
         self._events.fresh()
-        carried_over = self._metrics.fresh()  # what a resumed run begins with is remembered, and no news
+        carried_over = self._metrics.fresh()  # what a resumed run begins with counts, and nothing is said of it
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
         self._evaluation: Row = {}  # the newest row of an evaluation
@@ -310,11 +275,8 @@ class RunController:
                 await asyncio.sleep(LOOK_EVERY_S)
 
         async with asyncio.TaskGroup() as tasks:
-            helpers = [
-                tasks.create_task(look_around(), name="look around"),
-                tasks.create_task(read_events(), name="events"),
-                tasks.create_task(self.evaluator.work(), name="evaluations"),
-            ]
+            work = (look_around(), read_events(), self.evaluator.work())
+            helpers = [tasks.create_task(one, name=one.__name__) for one in work]
             try:
                 yield
             finally:
@@ -363,7 +325,14 @@ class RunController:
                 await self._read_files()
                 return self._end_early()
             case Ready(role):
-                self._on_ready(role.name)
+                self.writer.event("ready", role=role.name)
+                if role.name == "service":
+                    self._watch_engine()
+                if self.writer.state.status == "starting":
+                    waiting = [one for one in self.processes.roles if one.name not in self.processes.ready]
+                    phase: Phase | None = waiting[0].phase if waiting else None
+                    self.writer.update(status="starting" if waiting else "running", phase=phase)
+                    self.diagnosis.stalls.begin()
             case TooSlow(role):
                 slow = failures.too_slow(self.run, role.name, role.title, role.ready_within_s)
                 return Verdict(status="failed", error=slow)
@@ -380,16 +349,6 @@ class RunController:
             case Exited():
                 return await self._on_exit(message)
         return None
-
-    def _on_ready(self, name: str) -> None:
-        self.writer.event("ready", role=name)
-        if name == "service":
-            self._watch_engine()
-        if self.writer.state.status == "starting":
-            waiting = [role for role in self.processes.roles if role.name not in self.processes.ready]
-            phase: Phase | None = waiting[0].phase if waiting else None
-            self.writer.update(status="starting" if waiting else "running", phase=phase)
-            self.diagnosis.stalls.begin()
 
     def _watch_engine(self) -> None:
         engine = engine_of(self.run.path / "service")
@@ -413,14 +372,16 @@ class RunController:
         await self._read_files()  # what it wrote last tells how it ended
         role, code, state = exited.role, exited.code, self.writer.state
         if role.name == "trainer" and code == 0:
-            early = self.early_end
-            goal = early.note if early and early.kind == "goal_reached" else None
-            limit, is_requested = self.settings.run.max_minutes, self.stop_request is not None
-            return trainer_ended(self.run, state, limit, is_stop_requested=is_requested, goal=goal)
+            return self._trainer_ended()
         if state.status == "stopping":
             return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
-        if role.name == "env" and code == 0 and await self._queue_suffices():
-            return None
+        if role.name == "env" and code == 0 and self.context.api is not None:
+            # It may end early where what was delivered and what waits make all the batches there will be.
+            queue = await get_json(f"{self.context.api.url}/v1/diagnostics", self.context.secret) or {}
+            batch_size = self.settings.env.get("batch_size", 1)
+            sequences = queue.get("step", 0) * batch_size + queue.get("queued_sequences", 0)
+            if sequences >= state.total_steps * batch_size:
+                return None
         engine = state.processes.get("engine")
         if role.name == "trainer" and engine is not None and not alive(engine):
             # The service has given its engine up, and the trainer could not go on.
@@ -437,19 +398,40 @@ class RunController:
         error = failures.died(self.run, role.name, role.title, code, step=state.step, ready=exited.was_ready)
         return Verdict(status="failed", error=error)
 
-    async def _queue_suffices(self) -> bool:
-        """An environment may end early where what was delivered and what waits make all the batches there will be."""
-        if self.context.api is None:
-            return False
-        queue = await get_json(f"{self.context.api.url}/v1/diagnostics", self.context.secret) or {}
-        batch_size = self.settings.env.get("batch_size", 1)
-        sequences = queue.get("step", 0) * batch_size + queue.get("queued_sequences", 0)
-        return sequences >= self.writer.state.total_steps * batch_size
+    def _trainer_ended(self) -> Verdict:
+        run, early, limit = self.run, self.early_end, self.settings.run.max_minutes
+        final, total = final_checkpoint(run), self.writer.state.total_steps
+        if final and final["step"] >= total:
+            return Verdict(status="completed")
+        if final and early and early.kind == "goal_reached":
+            note = f"{early.note}; the run ended at step {final['step']} of {total}."
+            return Verdict(status="completed", note=note)
+        if self.stop_request is not None:
+            return Verdict(status="stopped")
+        # What the trainer said of its final weights: `reason` and `why` of an early end.
+        ends = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
+        ending = ends[-1] if ends else {}
+        if final and limit is not None and ending.get("reason") == "time_limit":
+            note = f"The time limit of {limit:g} minutes was reached at step {final['step']} of {total}."
+            return Verdict(status="completed", note=note)
+        error = failures.died(run, "trainer", "Trainer", 0, step=self.writer.state.step, ready=True)
+        if ending.get("why"):  # nobody asked its run to end, but somebody asked it
+            error.why = f"It ended early, with a checkpoint: {ending['why']}."
+        return Verdict(status="failed", error=error)
 
     async def _read_files(self) -> None:
         """Read on in what the roles write: each event and each row of metrics is acted on once."""
         for event in self._events.fresh():
-            await self._on_event(event)
+            kind, step = event.get("type"), event.get("step")
+            if kind == "notice":
+                self._report(self.diagnosis.notice(event, resumable=self.run.newest_checkpoint() is not None))
+            elif kind == "planned" and isinstance(total := event.get("total_steps"), int):
+                self.writer.update(total_steps=total)
+            elif kind == "checkpoint" and isinstance(step, int):
+                if event.get("state_path"):
+                    self.writer.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
+                if event.get("sampler_path") and self.evaluator.is_due(step, bool(event.get("final"))):
+                    await self.evaluator.add(Snapshot(step=step, sampler_path=event["sampler_path"]))
         for row in self._metrics.fresh():
             step = row.get("step")
             if row.get("src") == "trainer" and isinstance(step, int):
@@ -460,18 +442,6 @@ class RunController:
             for alert in self.diagnosis.observe(row):
                 self._report(alert)
 
-    async def _on_event(self, event: Row) -> None:
-        kind, step = event.get("type"), event.get("step")
-        if kind == "notice":
-            self._report(self.diagnosis.notice(event, resumable=self.run.newest_checkpoint() is not None))
-        elif kind == "planned" and isinstance(total := event.get("total_steps"), int):
-            self.writer.update(total_steps=total)
-        elif kind == "checkpoint" and isinstance(step, int):
-            if event.get("state_path"):
-                self.writer.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
-            if event.get("sampler_path") and self.evaluator.is_due(step, bool(event.get("final"))):
-                await self.evaluator.add(Snapshot(step=step, sampler_path=event["sampler_path"]))
-
     def _report(self, alert: Alert) -> None:
         _log.warning("%s", alert)
         if any(alert.rule == rule.name for rule in DRIFT):
@@ -479,8 +449,8 @@ class RunController:
         self.writer.event("alert", **alert.facts)
 
     def _end_early(self) -> Verdict | None:
-        """At a cap of the policy, at the held-out figure that was wanted, or at drift, the trainer is asked to end
-        after its step, with a checkpoint; if it has not ended within a grace, it is ended."""
+        """At a cap of the policy, at the held-out goal, or at drift, the trainer is asked to end after its step, with a
+        checkpoint; if it has not ended within a grace, it is ended."""
         early = None if self.stop_request or self.early_end else self._why_early()
         if early is None or not (self._trainer_is_ready or early.cap == "max_hours"):
             return None
@@ -513,8 +483,22 @@ class RunController:
         """Training is over: the environment may go, the service stays for what is left to evaluate."""
         self.writer.update(status="running", phase="evaluation")
         await self.processes.end_role("env")
+
+        async def interruption() -> str:
+            """Why it cannot be waited for; never returns while it can."""
+            while True:
+                match await self.inbox.get():
+                    case StopRequest():
+                        return "a stop was requested."
+                    case Exited(role, code) if role.name == "service":
+                        return f"the training service {failures.how(code)}."
+                    case EngineGone() | EngineBack() as message:
+                        await self._on(message)
+                    case _:
+                        pass  # of no consequence for a run that has trained
+
         evaluated = asyncio.create_task(self.evaluator.finished(), name="last evaluation")
-        interrupted = asyncio.create_task(self._interruption(), name="interruption")
+        interrupted = asyncio.create_task(interruption(), name="interruption")
         try:
             await asyncio.wait((evaluated, interrupted), return_when=asyncio.FIRST_COMPLETED)
             if evaluated.done():
@@ -525,14 +509,3 @@ class RunController:
             evaluated.cancel()
             interrupted.cancel()
             await asyncio.gather(evaluated, interrupted, return_exceptions=True)
-
-    async def _interruption(self) -> str:
-        """Why a finished run's last evaluation cannot be waited for; never returns while it can."""
-        while True:
-            match await self.inbox.get():
-                case StopRequest():
-                    return "a stop was requested."
-                case Exited(role, code) if role.name == "service":
-                    return f"the training service {failures.how(code)}."
-                case _:
-                    pass  # of no consequence for a run that has trained

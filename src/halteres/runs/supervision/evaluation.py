@@ -1,7 +1,9 @@
-"""Evaluations of a run: the environment's `evaluate` on a pinned snapshot, one at a time.
+"""Measuring a policy on held-out tasks: an environment's `evaluate`, on demand against any service, or on snapshots of
+a run as it goes on, one at a time.
 
-Which checkpoints are evaluated, the command, its row in metrics.jsonl, its folder under evals/. An evaluation that goes
-wrong is an event, and so is that there is nothing to evaluate: neither fails a run.
+On demand a run's own settings and interpreter hold where its environment is measured, else the environment's defaults.
+In a run, an evaluation that goes wrong is an event, and so is that there is nothing to evaluate: neither fails it. No
+key of a service stays in what an evaluation leaves.
 """
 
 from __future__ import annotations
@@ -10,31 +12,133 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import yaml
 
-from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram
-from halteres.errors import HalteresError, ProcessFailed
+from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram, find_program
+from halteres.config.settings import ENV_WIRING
+from halteres.errors import EnvironmentFailed, HalteresError, ProcessFailed
 from halteres.files import replace_file
+from halteres.models import builtin_path
 from halteres.observe.metrics import Row, append_row, read_rows
-from halteres.process import Lifeline
+from halteres.process import Lifeline, run_caught
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.rewards.panel import PROXY, shares
-from halteres.runs.measurement import command, strike_keys_out
-from halteres.runs.reading.evaluations import figures_of
+from halteres.runs.directory import RunDirectory, StateWriter
+from halteres.runs.reading.adapter import newest_policy
+from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import how, reason
+from halteres.runs.servers import Server
+from halteres.runs.starting.run_models import FIELDS as REWARD_FIELDS
 from halteres.runs.supervision.run_processes import spawn
-from halteres.runs.supervision.state_writer import StateWriter
 
-WITHIN_S = 1800.0
-"""How long one evaluation may take."""
+WITHIN_S = 3600.0  # how long a measurement may take
 
-LONGEST_ANSWER = 1024 * 1024
-"""Bytes of its output, from the end, in which its figures are looked for."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Who is measured, on what."""
+
+    program: EnvironmentProgram
+    env: Mapping[str, Any]  # the environment's settings
+    base: str  # base model
+    tokenizer: str  # folder of the base model, or its name
+    policy: str  # tinker:// path, or the base model
+    run: RunDirectory | None = None
+
+
+def examination(environment: str, run: RunDirectory | None, model: str, policy: str | None = None) -> Examination:
+    """What to measure: a run's weights (`policy`: which; None: its newest), or the base model where there is no run.
+
+    A run's settings hold in its own environment; in another one, that one's defaults do.
+    """
+    if run is None:
+        tokenizer = str(builtin_path(model) or model)
+        return Examination(program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model)
+    state, settings = run.state(), run.settings()
+    program, env = state.program, dict[str, Any]()
+    found = program if environment == state.environment else find_program(environment)
+    if (found.path, found.variant_setting) == (program.path, program.variant_setting):
+        # Reward models are named by their folders: the server that the run had for them is gone.
+        own = {name: settings.env[name] for name in REWARD_FIELDS if name in settings.env}
+        config = {**run.environment_config(), **own}
+        # Of what a run fills in: its held-out tasks are drawn and judged with these; addresses are not ours.
+        shared = ("seed", "success_threshold")
+        env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in shared}
+    else:
+        program = found
+    return Examination(
+        program=program,
+        env=env,
+        base=settings.inference.model,
+        tokenizer=state.tokenizer,
+        policy=policy or newest_policy(run),
+        run=run,
+    )
+
+
+def measure(
+    exam: Examination, service: Server, settings: Mapping[str, Any], keep_in: Path | None = None
+) -> dict[str, Any]:
+    """Run the environment's `evaluate` verb against a service that has the weights; its figures.
+
+    Args:
+        exam: who, on what.
+        settings: of the environment, which beat all others.
+        keep_in: an existing folder for the evaluation's files, the samples among them; None: they are removed.
+
+    Raises:
+        EnvironmentFailed: it ended with an error, not in time, or without figures.
+    """
+    program, redactor = exam.program, Redactor([service.key] if service.key else [])
+    url, key = f"{service.url}/runs/eval/v1", service.key or "x"
+    server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
+    env = {**exam.env, **program.variant_setting, **settings, "tokenizer_name": exam.tokenizer, "use_wandb": False}
+    with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
+        folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
+        config.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
+        words = command(program, config, folder, program.name)
+        try:
+            ended = run_caught(words, program.working_directory, WITHIN_S, secret_variables(env))
+        except TimeoutError as error:
+            what = f"{program.path.name} evaluate took more than {WITHIN_S:g} s."
+            raise EnvironmentFailed(
+                what, "It was ended.", "Ask for fewer tasks or samples: --tasks, --samples."
+            ) from error
+        except OSError as error:
+            what = f"{program.interpreter} cannot be started."
+            raise EnvironmentFailed(what, f"{error.strerror or error}.") from error
+        finally:
+            strike_keys_out(folder, redactor)
+        if ended.code != 0:
+            last = reason(ended.err.strip().splitlines(), ended.code)
+            what = f"{program.path.name} evaluate ended with exit code {ended.code}."
+            raise EnvironmentFailed(what, redactor.text(last.removeprefix("error: ")))
+        return {redactor.text(name): value for name, value in figures_of(program, folder, ended.out).items()}
+
+
+def command(program: EnvironmentProgram, settings: Path, folder: Path, name: str, *more: str) -> tuple[str, ...]:
+    """The command line of an evaluation that registers as `name`, takes its config from `settings` and leaves its files
+    in `folder`; `more`: further arguments."""
+    files = ("--config", str(settings), "--env.data_dir_to_save_evals", str(folder))
+    return program.command_in_run("evaluate", *files, *more, metrics=folder / LOGGED, name=name)
+
+
+def strike_keys_out(folder: Path, redactor: Redactor) -> None:
+    """Take the keys out of what an evaluation in this folder says of its config."""
+    file = folder / "evaluate_config.yaml"
+    if file.is_file():
+        replace_file(file, redactor.text(file.read_text(errors="replace")).encode())
+
+
+EVALUATED_WITHIN_S = 1800.0  # how long one evaluation may take
+LONGEST_ANSWER = 1024 * 1024  # bytes of its output, from the end, in which its figures are looked for
 
 
 class NothingToEvaluate(ProcessFailed):
@@ -95,8 +199,8 @@ class Evaluator:
             except (HalteresError, OSError) as error:
                 self.writer.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
-                kept = [] if self._has_nothing else self._pending
-                self._pending = [waiting for waiting in kept if waiting != snapshot]
+                rest = [] if self._has_nothing else self._pending
+                self._pending = [waiting for waiting in rest if waiting != snapshot]
                 self._changed.notify_all()
 
     async def finished(self) -> None:
@@ -133,10 +237,12 @@ class Evaluator:
         workplace = self.environment.working_directory
         child = spawn(words, log=log, folder=workplace, lifeline=self.lifeline, keys=keys, answer=answer)
         try:
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(EVALUATED_WITHIN_S):
                 code = await asyncio.wrap_future(child.exit)
         except TimeoutError:
-            raise ProcessFailed(f"The evaluation of step {snapshot.step} took more than {WITHIN_S:.0f} s.") from None
+            raise ProcessFailed(
+                f"The evaluation of step {snapshot.step} took more than {EVALUATED_WITHIN_S:.0f} s."
+            ) from None
         finally:
             await asyncio.to_thread(child.end)
         if code == 0:
@@ -163,6 +269,6 @@ def name_prompts(samples: Path) -> None:
                 return {}
 
     rows = read_rows(samples)
-    named = [row if "prompt" in row else {**row, **prompt_of(row)} for row in rows]
-    if named != rows:
-        replace_file(samples, b"".join(msgspec.json.encode(row) + b"\n" for row in named))
+    with_prompts = [row if "prompt" in row else {**row, **prompt_of(row)} for row in rows]
+    if with_prompts != rows:
+        replace_file(samples, b"".join(msgspec.json.encode(row) + b"\n" for row in with_prompts))

@@ -26,11 +26,11 @@ from halteres.files import replace_file
 from halteres.process import GRACE_S
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
+from halteres.runs.directory import StateWriter
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
 from halteres.runs.starting.run_models import reward_folders, with_places
 from halteres.runs.starting.start import config_text, write_resolved
-from halteres.runs.state import Phase
-from halteres.runs.supervision.state_writer import StateWriter
+from halteres.runs.state import Phase, RunState
 
 WELL_KNOWN = (8000, 8001, 8002)
 """Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls there does not mean a
@@ -60,20 +60,14 @@ class Listener:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
-    def close(self) -> None:
-        """Let go of it; a child that inherited it keeps it."""
-        self.socket.close()
-
 
 def listen() -> Listener:
     """Any free port but the well-known ones."""
     listener = Listener(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
     if listener.port not in WELL_KNOWN:
         return listener
-    try:
-        return listen()  # while this one is held, the next is another
-    finally:
-        listener.close()
+    with listener.socket:  # while this one is held, the next is another
+        return listen()
 
 
 async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
@@ -84,15 +78,15 @@ async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None
         return None
 
 
-Probe = Callable[[], Awaitable[bool]]
-"""Asks once whether a role is ready now."""
+Probe = Callable[[], Awaitable[bool]]  # asks once whether a role is ready now
 
 
-def answers(url: str, key: str | None = None) -> Probe:
-    """Ready when an HTTP server answers 200."""
+def answers(url: str, key: str | None = None, having: str = "") -> Probe:
+    """Ready when an HTTP server answers 200, with something under the key `having`."""
 
     async def probe() -> bool:
-        return await get_json(url, key) is not None
+        answer = await get_json(url, key)
+        return answer is not None and (not having or bool(answer.get(having)))
 
     return probe
 
@@ -102,15 +96,6 @@ def exists(file: Path) -> Probe:
 
     async def probe() -> bool:
         return file.exists()
-
-    return probe
-
-
-def is_registered(api_url: str, key: str) -> Probe:
-    """Ready when the trajectory server knows an environment."""
-
-    async def probe() -> bool:
-        return bool((await get_json(f"{api_url}/v1/diagnostics", key) or {}).get("environments"))
 
     return probe
 
@@ -169,7 +154,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         def listening(needed: object) -> Listener | None:
             listener = listen() if needed else None
             if listener:
-                held.callback(listener.close)
+                held.enter_context(listener.socket)
             return listener
 
         service, api = listening(trains_policy and not state.service_given), listening(trains_policy)
@@ -190,13 +175,13 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             secret=secret,
         )
         if api is not None:
-            _write_wiring(writer, context, with_login(api.url, secret))
+            _write_wiring(writer.state, context, with_login(api.url, secret))
         yield context
 
 
-def _write_wiring(writer: StateWriter, context: RunContext, api_url: str) -> None:
+def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
     """wiring.json and config.yaml hold keys: readable by the owner alone."""
-    state, settings, key = writer.state, context.settings, context.inference.key
+    settings, key = context.settings, context.inference.key
     wiring = {
         "run_id": state.run_id,
         "run_dir": str(context.path),
@@ -223,25 +208,71 @@ def _write_wiring(writer: StateWriter, context: RunContext, api_url: str) -> Non
     write_resolved(context.path, context.settings, state, context.path, {})
 
 
-RolesOf = Callable[[RunContext], tuple[Role, ...]]
-"""Makes the roles of a run; tests put stand-ins here."""
+RolesOf = Callable[[RunContext], tuple[Role, ...]]  # makes the roles of a run; tests put stand-ins here
+
+
+def _module(name: str, *arguments: object) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *map(str, arguments))
 
 
 def roles_of(context: RunContext) -> tuple[Role, ...]:
     """The roles of a run, in the order in which they are started."""
-    if context.api is None:
-        return (_reward_trainer(context),)
-    own_service = () if context.service is None else (_service(context, context.service),)
-    reward = () if context.reward is None else (_reward(context, context.reward),)
-    return (*own_service, _api(context, context.api), *reward, _trainer(context), _env(context, context.api))
-
-
-def _module(name: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name, *arguments)
+    path, api, service, reward = context.path, context.api, context.service, context.reward
+    trainer_ready = exists(path / "control" / "trainer.ready")
+    if api is None:
+        reward_trainer = Role(
+            name="trainer",
+            title="Reward trainer",
+            command=_module("halteres.rewards.torch", "--run", path),
+            phase="trainer",
+            ready=trainer_ready,
+            ready_within_s=1800,  # it reads every row as tokens first
+            grace_s=30,  # it ends after its step, with a checkpoint
+        )
+        return (reward_trainer,)
+    token, diagnostics = {environ.TRAJECTORY_TOKEN: context.secret}, f"{api.url}/v1/diagnostics"
+    database = path / "api" / "trajectories.sqlite"
+    config, metrics = str(path / "config.yaml"), path / "metrics.jsonl"
+    api_server = Role(
+        name="api",
+        title="API server",
+        command=_module("halteres.trajectories", "--database", database, "--listen-fd", api.descriptor),
+        phase="api",
+        ready=answers(diagnostics, context.secret),
+        variables=token,
+        ready_within_s=60,
+        listener=api,
+        restarts=2,  # its groups are in the database
+    )
+    trainer = Role(
+        name="trainer",
+        title="Trainer",
+        command=_module("halteres.training", "--run", path),
+        phase="trainer",
+        ready=trainer_ready,
+        ready_within_s=420,
+        # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
+        keys=() if service else (environ.API_KEY,),
+        variables=token,
+    )
+    env = Role(
+        name="env",
+        title="Environment",
+        command=context.environment.command_in_run("serve", "--config", config, metrics=metrics, name=context.run_name),
+        folder=context.environment.working_directory,
+        phase="environment",
+        ready=answers(diagnostics, context.secret, having="environments"),
+        ready_within_s=480,
+        restarts=2,  # it holds nothing but rollouts in flight
+        keys=secret_variables(context.settings.env),
+        variables=token,
+    )
+    own_service = (_service(context, service),) if service else ()
+    return (*own_service, api_server, *((_reward(context, reward),) if reward else ()), trainer, env)
 
 
 def _service(context: RunContext, listener: Listener) -> Role:
-    place = ("--state", str(context.path / "service"), "--listen-fd", str(listener.descriptor))
+    place = ("--state", context.path / "service", "--listen-fd", listener.descriptor)
     tempered = ("--sample-logprobs", "tempered") if context.tempered else ()
     computing = (*service_arguments(context.settings.inference), *tempered)
     return Role(
@@ -257,75 +288,18 @@ def _service(context: RunContext, listener: Listener) -> Role:
     )
 
 
-def _api(context: RunContext, listener: Listener) -> Role:
-    database = str(context.path / "api" / "trajectories.sqlite")
-    return Role(
-        name="api",
-        title="API server",
-        command=_module("halteres.trajectories", "--database", database, "--listen-fd", str(listener.descriptor)),
-        phase="api",
-        ready=answers(f"{listener.url}/v1/diagnostics", context.secret),
-        variables={environ.TRAJECTORY_TOKEN: context.secret},
-        ready_within_s=60,
-        listener=listener,
-        restarts=2,  # its groups are in the database
-    )
-
-
 def _reward(context: RunContext, listener: Listener) -> Role:
-    folders, threads = map(str, reward_folders(context.settings.env)), context.settings.inference.threads
+    folders, threads = reward_folders(context.settings.env), context.settings.inference.threads
     # On the CPU: the accelerator's memory is the engine's, whose admission has counted it.
-    options = ("--listen-fd", str(listener.descriptor), "--device", "cpu")
+    options = ("--listen-fd", listener.descriptor, "--device", "cpu", *(("--threads", threads) if threads else ()))
     return Role(
         name="reward",
         title="Reward server",
-        command=_module("halteres.rewards", *folders, *options, *(("--threads", str(threads)) if threads else ())),
+        command=_module("halteres.rewards", *folders, *options),
         phase="api",
         ready=answers(f"{listener.url}/health", context.secret),
         variables={environ.REWARD_KEY: context.secret},
         ready_within_s=300,
         listener=listener,
         restarts=2,  # it holds nothing, and its clients ask again by themselves
-    )
-
-
-def _trainer(context: RunContext) -> Role:
-    return Role(
-        name="trainer",
-        title="Trainer",
-        command=_module("halteres.training", "--run", str(context.path)),
-        phase="trainer",
-        ready=exists(context.path / "control" / "trainer.ready"),
-        ready_within_s=420,
-        # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
-        keys=() if context.service else (environ.API_KEY,),
-        variables={environ.TRAJECTORY_TOKEN: context.secret},
-    )
-
-
-def _env(context: RunContext, api: Listener) -> Role:
-    config, metrics = str(context.path / "config.yaml"), context.path / "metrics.jsonl"
-    return Role(
-        name="env",
-        title="Environment",
-        command=context.environment.command_in_run("serve", "--config", config, metrics=metrics, name=context.run_name),
-        folder=context.environment.working_directory,
-        phase="environment",
-        ready=is_registered(api.url, context.secret),
-        ready_within_s=480,
-        restarts=2,  # it holds nothing but rollouts in flight
-        keys=secret_variables(context.settings.env),
-        variables={environ.TRAJECTORY_TOKEN: context.secret},
-    )
-
-
-def _reward_trainer(context: RunContext) -> Role:
-    return Role(
-        name="trainer",
-        title="Reward trainer",
-        command=_module("halteres.rewards.torch", "--run", str(context.path)),
-        phase="trainer",
-        ready=exists(context.path / "control" / "trainer.ready"),
-        ready_within_s=1800,  # it reads every row as tokens first
-        grace_s=30,  # it ends after its step, with a checkpoint
     )

@@ -1,11 +1,10 @@
 """The processes of one run: its roles, each ended with all that it started; the engine, which is a grandchild; and the
 process that forwards metrics to W&B, trackio and TensorBoard.
 
-What an exit means is decided elsewhere (`controller`). A child gets no secrets but those named, and what it prints goes
-through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for whatever else
-its supervisor does; its last words are in the log once its exit is known. Where nothing is secret, the child gets the
-log file itself. If the supervisor dies, its children, which end then too, find their output closed: Python's logging
-bears that.
+What an exit means is decided elsewhere (`controller`). A child gets no secrets but the given ones, and what it prints
+goes through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for its
+supervisor; its last lines are in the log once its exit is known. Where nothing is secret, the child gets the log file
+itself.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
 from halteres.process import GRACE_S, Child, Lifeline, alive, identity
 from halteres.redaction import SHORTEST, STRUCK
-from halteres.runs.directory import RunDirectory
-from halteres.runs.supervision.roles import STOP_ORDER, Probe, Role, RoleName
-from halteres.runs.supervision.state_writer import StateWriter
+from halteres.runs.directory import RunDirectory, StateWriter
+from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
+from halteres.text import beginning
 
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024
@@ -42,11 +41,10 @@ PIPE_BYTES = 1024 * 1024
 EMPTIED_WITHIN_S = 1.0
 """How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
 
-LOOK_EVERY_S = 0.1
-"""How often an engine, which is not our child, is looked at."""
+LOOK_EVERY_S = 0.1  # how often an engine, which is not our child, is looked at
+ENDED_WITH_RUN = "ended with the run"  # the state of a role that knows no signal, and was ended by ours
 
-TOLD_WITHIN_S = 2.0
-"""How long the service may take to say how its engine ended."""
+ENGINE_EXIT_WITHIN_S = 2.0  # how long the service may take to say how its engine ended
 
 SINKS = (sys.executable, "-m", "halteres.observe.sinks")
 
@@ -69,10 +67,8 @@ def spawn(
 ) -> Child:
     """Start a command whose output is appended to `log`; OSError where that cannot be.
 
-    Args:
-        keys: names of the secret variables of ours that it may have.
-        answer: a file for its stdout, which is then not for the log. No pipe: a child that it leaves behind would keep
-            that open, and its exit from being known.
+    `keys`: names of the secret variables of ours that it may have. `answer`: a file for its stdout, which is then not
+    for the log; no pipe, which a child that it leaves behind would hold open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -98,8 +94,7 @@ def spawn(
 class Strainer:
     """Strikes values out of a stream of bytes, however the stream is cut.
 
-    What it holds back is the beginning of a value at the very end of what came so far: less than the longest value,
-    and nothing of what cannot become one.
+    What it holds back is the beginning of a value at the very end of what came so far, and nothing else.
 
     >>> strainer = Strainer(["sk-12345678"])
     >>> strainer.through(b"key=sk-12"), strainer.through(b"345678!"), strainer.rest()
@@ -107,10 +102,10 @@ class Strainer:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = {os.fsencode(secret) for secret in secrets if len(secret) >= SHORTEST}
+        values = {os.fsencode(secret).decode("latin-1") for secret in secrets if len(secret) >= SHORTEST}
         self._secrets = sorted(values, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
-        self._held = b""
+        self._pattern = re.compile("|".join(map(re.escape, self._secrets)))
+        self._held = ""
 
     @property
     def idle(self) -> bool:
@@ -121,31 +116,18 @@ class Strainer:
         """What may be written by now."""
         if self.idle:
             return data
-        stream = self._held + data
-        written, at, cut = list[bytes](), 0, len(stream) - self._beginning_at_the_end(stream)
+        stream = self._held + data.decode("latin-1")  # one character for each byte
+        cut = beginning(stream, self._secrets)
         for match in self._pattern.finditer(stream):
-            if match.start() >= cut:
-                break  # it may be the beginning of a longer one
-            written += [stream[at : match.start()], STRUCK.encode()]
-            at = match.end()
-        cut = max(cut, at)
+            if match.start() < cut:  # else it may be the beginning of a longer one
+                cut = max(cut, match.end())
         self._held = stream[cut:]
-        return b"".join((*written, stream[at:cut]))
+        return self._pattern.sub(STRUCK, stream[:cut]).encode("latin-1")
 
     def rest(self) -> bytes:
         """What was held back: nothing more comes."""
-        held, self._held = self._held, b""
-        return held if self.idle else self._pattern.sub(STRUCK.encode(), held)
-
-    def _beginning_at_the_end(self, stream: bytes) -> int:
-        """Length of the longest end of the stream that a value begins with."""
-        longest = 0
-        for secret in self._secrets:
-            at = stream.find(secret[:1], max(0, len(stream) - len(secret) + 1))
-            while at >= 0 and not secret.startswith(stream[at:]):
-                at = stream.find(secret[:1], at + 1)
-            longest = max(longest, len(stream) - at if at >= 0 else 0)
-        return longest
+        held, self._held = self._held, ""
+        return self._pattern.sub(STRUCK, held).encode("latin-1") if held else b""
 
 
 def _piped(log: int, strainer: Strainer, name: str) -> tuple[int, Callable[[], object]]:
@@ -211,12 +193,11 @@ class ProcessGroup:
     _watches: dict[RoleName, asyncio.Task[None]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start every role."""
+        """Start every role; its readiness and its exit will be reported."""
         for role in self.roles:
             self._start(role)
 
     def _start(self, role: Role) -> None:
-        """Start one role; its readiness and its exit will be reported."""
         self.ready.discard(role.name)
         child = spawn(
             role.command,
@@ -250,7 +231,8 @@ class ProcessGroup:
             await asyncio.gather(watch, return_exceptions=True)
         if child := self._children.get(name):
             grace_s = next(role.grace_s for role in self.roles if role.name == name)
-            self._record_exit(name, await asyncio.to_thread(child.end, min(grace_s, at_most_s)))
+            code = await asyncio.to_thread(child.end, min(grace_s, at_most_s))
+            self._record_exit(name, code, ENDED_WITH_RUN if code < 0 else "")
 
     async def end(self, at_most_s: float = GRACE_S) -> None:
         """End all roles, those first that depend on others; each gets its grace, but `at_most_s`."""
@@ -270,9 +252,15 @@ class ProcessGroup:
         return child.exit_code if child else None
 
     async def _watch(self, role: Role, child: Child) -> None:
-        """Report readiness, then the exit; or the exit alone."""
+        async def until_ready() -> None:
+            pause_s = 0.05
+            async with asyncio.timeout(role.ready_within_s):
+                while not await role.ready():
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 1.4, 0.5)
+
         exited = asyncio.wrap_future(child.exit)
-        probe = asyncio.create_task(asyncio.wait_for(_until(role.ready), role.ready_within_s))
+        probe = asyncio.create_task(until_ready())
         try:
             await asyncio.wait((probe, exited), return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
@@ -287,18 +275,10 @@ class ProcessGroup:
         self._record_exit(role.name, code)
         await self.reports.put(Exited(role, code, role.name in self.ready))
 
-    def _record_exit(self, name: RoleName, code: int) -> None:
+    def _record_exit(self, name: RoleName, code: int, state: str = "") -> None:
         if self.writer.state.processes.get(name, {}).get("exit") is None:
-            self.writer.process(name, exit=code, state=f"exited ({code})")
+            self.writer.process(name, exit=code, state=state or f"exited ({code})")
             self.writer.event("process_exit", role=name, code=code)
-
-
-async def _until(probe: Probe) -> None:
-    """Return once the probe says yes. The caller sets the deadline."""
-    pause_s = 0.05
-    while not await probe():
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.4, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,14 +297,13 @@ class EngineBack:
 
 def engine_of(service_folder: Path) -> dict[str, Any] | None:
     """The engine's entry for run.json, from its service's service.json; None where that says nothing."""
+    group = None
     try:
         pid = int(_read(service_folder / "service.json")["engine_pid"])
     except (KeyError, TypeError, ValueError):
         return None
-    try:
+    with suppress(ProcessLookupError):
         group = os.getpgid(pid)
-    except ProcessLookupError:
-        group = None
     return {**identity(pid), "pgid": group, "port": None, "exit": None, "state": "running"}
 
 
@@ -333,12 +312,11 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
     folder = run.path / "service"
     while True:
         await _gone(engine)
-        code = None
+        code, pid = None, engine["pid"]
         with suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_WITHIN_S):
-                code = await engine_exit_code(folder, engine["pid"])
+            async with asyncio.timeout(ENGINE_EXIT_WITHIN_S):
+                code = await engine_exit_code(folder, pid)
         yield EngineGone(code)
-        pid = engine["pid"]
         while (another := engine_of(folder)) is None or another["pid"] == pid:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(LOOK_EVERY_S)
         engine = another
@@ -369,10 +347,8 @@ async def _gone(who: Mapping[str, Any]) -> None:
 
 
 class Forwarding:
-    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run depends on it.
-
-    How a single sink is the process says itself; that it could not be started, or died, is said here.
-    """
+    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run depends on it. How a
+    sink is the process reports itself; that it could not be started, or died, is reported here."""
 
     def __init__(self, run: RunDirectory, sinks: Sequence[SinkName], lifeline: Lifeline) -> None:
         self._run, self._sinks, self._lifeline = run, sinks, lifeline
@@ -391,7 +367,7 @@ class Forwarding:
         except OSError as error:
             self._failed(f"The process that forwards metrics could not be started: {error.strerror or error}.")
         else:
-            self._watch = asyncio.create_task(self._until_exit(self._child), name="sinks")
+            self._watch = asyncio.create_task(self._report_death(self._child), name="sinks")
 
     async def end(self) -> None:
         """Let it finish, for a while."""
@@ -408,7 +384,7 @@ class Forwarding:
         await asyncio.to_thread(child.end, SINKS_END_WITHIN_S)
         await watch
 
-    async def _until_exit(self, child: Child) -> None:
+    async def _report_death(self, child: Child) -> None:
         if code := await asyncio.wrap_future(child.exit):
             how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
             self._failed(f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}.")

@@ -28,21 +28,17 @@ from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boun
 from halteres.files import replace_file
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
-from halteres.runs import lock
-from halteres.runs.directory import WAKE, RunDirectory
-from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.outcome import PLOT, Outcome, draw, outcome_of
+from halteres.runs.directory import WAKE, RunDirectory, StateWriter
+from halteres.runs.reading.evaluations import PLOT, Outcome, before_and_after, draw, outcome_of
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
-from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status
+from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
 from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
-from halteres.runs.supervision.state_writer import StateWriter
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
-NUM_SAMPLES = 2
-"""Answers shown before and after."""
+NUM_SAMPLES = 2  # answers shown before and after
 
 
 async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
@@ -88,15 +84,15 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
     end: dict[str, Any] = {
         "status": verdict.status,
         "phase": writer.state.phase if verdict.status == "failed" else None,
-        "error": error.sentence if error else None,
-        "code": error.code if error else verdict.code,
-        "exit": error.details.get("exit") if error else None,
-        "failure": Failure.of(error) if error else None,
+        "code": verdict.code,
         "note": verdict.note,
         "resumable": verdict.status != "completed" and newest is not None,
         "last_checkpoint": newest or writer.state.last_checkpoint,
         "ended_at": time.time(),
     }
+    if error:
+        end |= {"error": error.sentence, "code": error.code, "failure": Failure.of(error)}
+        end["exit"] = error.details.get("exit")
     end = writer.without_secrets(end)
     if exported:
         writer.event("weights", folder=str(exported))
@@ -153,16 +149,9 @@ def conclude(run: RunDirectory, state: RunState) -> list[str]:
 
 def _results(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> dict[str, Any]:
     weights, plot = outcome.weights, run.path / PLOT
+    names = ("run_id", "name", "status", "environment", "base_model", "step", "total_steps", "error", "note")
     return {
-        "run_id": state.run_id,
-        "name": state.name,
-        "status": state.status,
-        "environment": state.environment,
-        "base_model": state.base_model,
-        "step": state.step,
-        "total_steps": state.total_steps,
-        "error": state.error,
-        "note": state.note,
+        **{name: getattr(state, name) for name in names},
         "minutes": round(outcome.cost.minutes, 2),
         "final_metrics": outcome.final,
         "baseline": dict(outcome.baseline.figures) if outcome.baseline else {},
@@ -186,7 +175,7 @@ def _results(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
 def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> str:
     """STATUS.md."""
     lines = [f"# Run {state.run_id}: {printable(state.name)}", ""]
-    lines += [f"**{state.status}** at step {state.step}/{state.total_steps}"]
+    lines.append(f"**{state.status}** at step {state.step}/{state.total_steps}")
     partly = [progress.evaluation_line(*it) for it in progress.evaluation if progress.tasks_evaluated(it[0])]
     remarks = (state.error, state.note, progress.no_evaluation, *progress.eval_failed, *partly)
     lines += [f"\n{printable(str(text))}" for text in remarks if text]
@@ -217,7 +206,7 @@ def main(arguments: Sequence[str] | None = None, roles_of: RolesOf = roles_of) -
     run = RunDirectory(given.directory.absolute())
     try:
         if given.lock_fd is None:
-            lock.take(run.path / "lock")  # held until this process ends
+            take_lock(run.path / "lock")  # held until this process ends
         else:
             os.set_inheritable(given.lock_fd, False)  # children must not hold it after us
         process.adopt_orphans()
