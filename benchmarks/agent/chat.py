@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.agent import files
-from benchmarks.agent.sitting import Arguments, GaveUp, Sitting, Told, Transcript
+from benchmarks.agent.attempt import Arguments, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.task import Place, Task, answer_in
 from halteres.agent.tool import Caller
 from halteres.agent.transports import openai

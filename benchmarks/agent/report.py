@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agent.sitting import Sitting
+from benchmarks.agent.attempt import Sitting
 from benchmarks.agent.task import Verdict
 from benchmarks.machine import machine
 from halteres.agent.transports.openai import definitions

@@ -27,9 +27,9 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the benchmarks are no installed package
 
 from benchmarks.agent import report
+from benchmarks.agent.attempt import WITHIN_S, GaveUp, Sitting, Transcript
 from benchmarks.agent.chat import Chat, Endpoint
 from benchmarks.agent.scripted import Scripted
-from benchmarks.agent.sitting import WITHIN_S, GaveUp, Sitting, Transcript
 from benchmarks.agent.task import Place, Task, answer_in, judge, prepare, stop_everything
 from benchmarks.agent.tasks import TASKS
 from benchmarks.machine import machine

@@ -15,9 +15,9 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
+from benchmarks.agent.attempt import Arguments, CallTool, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.files import Workspace
 from benchmarks.agent.reading import Asked, calls_in
-from benchmarks.agent.sitting import Arguments, CallTool, GaveUp, Sitting, Told, Transcript
 from benchmarks.agent.task import Place, Task
 from benchmarks.agent.tasks import choose, train
 from halteres.agent.table import BY_NAME

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.trajectories.groups import request
 from benchmarks.trajectories.parties import Server, cpu_s
-from benchmarks.trajectories.scenes import (
+from benchmarks.trajectories.wire import Connection, timed
+from benchmarks.trajectories.workload import (
     BATCH_OF,
     BATCH_SIZE,
     GROUP_SIZE,
@@ -25,7 +26,6 @@ from benchmarks.trajectories.scenes import (
     registered,
     take,
 )
-from benchmarks.trajectories.wire import Connection, timed
 
 Figures = dict[str, float]
 GROUPS_OF_A_BATCH = BATCH_SIZE // GROUP_SIZE

@@ -12,8 +12,8 @@ from functools import partial
 from benchmarks.trajectories import groups
 from benchmarks.trajectories.groups import Shape
 from benchmarks.trajectories.parties import Server, cpu_s, resident_bytes
-from benchmarks.trajectories.scenes import LONG, USUAL, registered, side_by_side
 from benchmarks.trajectories.wire import Connection, timed
+from benchmarks.trajectories.workload import LONG, USUAL, registered, side_by_side
 
 Figures = dict[str, float]
 

@@ -19,8 +19,8 @@ from functools import partial
 
 from benchmarks.trajectories import groups
 from benchmarks.trajectories.parties import Server, cpu_s
-from benchmarks.trajectories.scenes import BATCH_OF, USUAL, Allocations, is_null, registered, side_by_side
 from benchmarks.trajectories.wire import Connection, Reply, once
+from benchmarks.trajectories.workload import BATCH_OF, USUAL, Allocations, is_null, registered, side_by_side
 
 Figures = dict[str, float]
 Send = Callable[[bytes], Reply]

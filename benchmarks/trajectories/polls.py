@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from benchmarks.trajectories import groups
 from benchmarks.trajectories.groups import NUM_KINDS
 from benchmarks.trajectories.parties import Server, cpu_s
-from benchmarks.trajectories.scenes import FILLED_AT_ONCE, SHORT, Allocations, registered
 from benchmarks.trajectories.wire import Connection, timed
+from benchmarks.trajectories.workload import FILLED_AT_ONCE, SHORT, Allocations, registered
 
 Figures = dict[str, float]
 TWO = Allocations(shares=(None, None))

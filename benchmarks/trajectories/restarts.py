@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.trajectories.parties import Server
-from benchmarks.trajectories.scenes import USUAL, fill, registered, take
 from benchmarks.trajectories.wire import Connection
+from benchmarks.trajectories.workload import USUAL, fill, registered, take
 
 Figures = dict[str, float]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import deadlines
-from runs.scenes import survivors
+from runs.run_fixtures import survivors
 
 from halteres.agent.call import call
 from halteres.agent.tool import Caller

@@ -18,12 +18,14 @@ from mcp import Client, StdioServerParameters
 
 from halteres.runs.directory import RunDirectory, runs_home
 
-from .benchmark_scenes import (
+from .real_runs import ENVIRONMENT as PACED
+from .run_fixtures import add_step
+from .solved_tasks import (
     ONE,
     OTHER,
     Answer,
     FakeModel,
-    Scene,
+    SolvedTask,
     changed,
     prepared,
     rewritten,
@@ -31,8 +33,6 @@ from .benchmark_scenes import (
     set_up,
     trained,
 )
-from .real_runs import ENVIRONMENT as PACED
-from .run_scenes import add_step
 
 from benchmarks.agent import evidence, files, run as program  # isort: skip  the scenes have made them importable
 from benchmarks.agent.reading import Asked, calls_in  # isort: skip
@@ -70,14 +70,14 @@ def truth(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_solved_task_is_solved(name: str, place: Place, truth: dict[str, float]) -> None:
-    verdict = Scene(place, name).verdict()
+    verdict = SolvedTask(place, name).verdict()
     assert verdict.solved, verdict.why
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_who_does_nothing_fails_whatever_he_claims(name: str, place: Place, truth: dict[str, float]) -> None:
     """Nothing was done; the answer is none, empty, of other types, or that of somebody who solved the task."""
-    claimed = Scene(Place(place.folder / "elsewhere"), name).answer
+    claimed = SolvedTask(Place(place.folder / "elsewhere"), name).answer
     for run in runs_home().iterdir():  # what the other had done
         run.rename(place.folder / run.name)
     task = TASKS[name]
@@ -92,14 +92,14 @@ def test_who_does_nothing_fails_whatever_he_claims(name: str, place: Place, trut
         assert verdict.why
 
 
-Spoil = Callable[[Scene], object]
+Spoil = Callable[[SolvedTask], object]
 
 
-def running(scene: Scene) -> None:
+def running(scene: SolvedTask) -> None:
     scene.state(ONE, status="stopped")
 
 
-def of_another_file(scene: Scene) -> None:
+def of_another_file(scene: SolvedTask) -> None:
     shadow = scene.place.workspace / "arithmetic.py"
     shadow.write_text("")
     scene.state(ONE, environment_file=str(shadow))
@@ -122,7 +122,7 @@ def file_as_it_was(name: str) -> Spoil:
 
 
 def file_with(name: str, before: str, after: str) -> Spoil:
-    def spoil(scene: Scene) -> None:
+    def spoil(scene: SolvedTask) -> None:
         file = scene.place.workspace / name
         assert before in file.read_text()
         rewritten(file, file.read_text().replace(before, after))
@@ -130,24 +130,24 @@ def file_with(name: str, before: str, after: str) -> Spoil:
     return spoil
 
 
-def touched(scene: Scene) -> None:
+def touched(scene: SolvedTask) -> None:
     changed(scene.place.workspace / "sums.py", time.time() + 30)
 
 
-def flat(scene: Scene) -> None:
+def flat(scene: SolvedTask) -> None:
     run = RunDirectory(runs_home() / ONE)
     (run.path / "metrics.jsonl").unlink()
     for step in range(1, 11):
         add_step(run, step, **{"reward/mean": 0.4})
 
 
-def fewer_steps(scene: Scene) -> None:
+def fewer_steps(scene: SolvedTask) -> None:
     file = runs_home() / OTHER / "metrics.jsonl"
     file.write_text("".join(line for line in file.open() if '"step": 10' not in line and '"step":10' not in line))
 
 
 def rates(first: float, second: float) -> Spoil:
-    def spoil(scene: Scene) -> None:
+    def spoil(scene: SolvedTask) -> None:
         for row, rate in zip(scene.answer["evidence"], (first, second), strict=True):
             row["learning_rate"] = rate
 
@@ -216,7 +216,7 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
 
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, spoiled in SPOILED.items() for how in spoiled])
 def test_what_only_looks_like_a_solution_is_none(name: str, how: str, place: Place, truth: dict[str, float]) -> None:
-    scene, (spoil, words) = Scene(place, name), SPOILED[name][how]
+    scene, (spoil, words) = SolvedTask(place, name), SPOILED[name][how]
     spoil(scene)
     assert words in scene.verdict().why
 
@@ -225,16 +225,16 @@ def test_what_only_looks_like_a_solution_is_none(name: str, how: str, place: Pla
 def test_the_weights_have_the_last_word(name: str, words: str, place: Place, truth: dict[str, float]) -> None:
     """Whatever metrics and evaluations of the run say."""
     truth[ONE] = 0.4
-    assert words in Scene(place, name).verdict().why
+    assert words in SolvedTask(place, name).verdict().why
 
 
 def test_which_is_better_is_measured_again(place: Place, truth: dict[str, float]) -> None:
     truth[ONE], truth[OTHER] = truth[OTHER], truth[ONE]
-    assert "that was named" in Scene(place, "choose").verdict().why
+    assert "that was named" in SolvedTask(place, "choose").verdict().why
 
 
 def test_a_run_that_was_resumed_twice_descends_from_the_first(place: Place, truth: dict[str, float]) -> None:
-    scene = Scene(place, "recover")
+    scene = SolvedTask(place, "recover")
     third = "cccc3333"
     trained(third, evidence.ARITHMETIC, steps=20, resumed_from=OTHER, resume_point={"step": 15}, total_steps=20)
     scene.answer["completed_run"] = third
@@ -352,7 +352,7 @@ def test_a_model_behind_an_endpoint_is_set_to_a_task(tmp_path: Path, monkeypatch
 
 
 def test_a_model_that_never_ends_is_ended(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.agent.sitting.MOST_CALLS", 3)
+    monkeypatch.setattr("benchmarks.agent.attempt.MOST_CALLS", 3)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("benchmarks.agent.chat.FIRST_PAUSE_S", 0.01)
     model, out = FakeModel([lambda _: {"tool": "rl_list_runs"}] * 9), tmp_path / "results.json"

@@ -16,8 +16,8 @@ from halteres.agent.trial.folder import all_folders, new_folder
 from halteres.runs.directory import runs_home
 from halteres.runs.state import lock_taken
 
-from .draft_scenes import told
-from .run_scenes import change, make_run, supervised
+from .draft_fixtures import told
+from .run_fixtures import change, make_run, supervised
 
 
 @pytest.fixture(autouse=True)

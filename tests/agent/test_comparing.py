@@ -9,8 +9,8 @@ import pytest
 
 from halteres.observe import plots
 
-from .run_scenes import make_run, replied, supervised, tokens, told
-from .scenes_results import add_step, configure, evaluate, trained
+from .run_fixtures import make_run, replied, supervised, tokens, told
+from .run_results import add_step, configure, evaluate, trained
 
 BUDGET = 600
 ONE, TWO, THREE = "aaaa1111", "bbbb2222", "cccc3333"

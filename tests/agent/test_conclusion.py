@@ -13,8 +13,8 @@ from halteres.observe import plots
 from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.supervisor import conclude
 
-from .run_scenes import add_alert, change
-from .scenes_results import trained
+from .run_fixtures import add_alert, change
+from .run_results import trained
 
 Drawn = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .draft_scenes import QUIZ, environment, quiz, refused, reply, tokens, told
+from .draft_fixtures import QUIZ, environment, quiz, refused, reply, tokens, told
 
 SEED_FIELD = {"name", "type", "default", "description", "current_value"}
 SEED_LOCKED = {

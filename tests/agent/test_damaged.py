@@ -12,7 +12,7 @@ from halteres.cli.main import app
 from halteres.dashboard.runs import list_of_runs
 from halteres.runs.directory import RunDirectory, active_runs, known_runs
 
-from .run_scenes import RUN, make_run, replied, told
+from .run_fixtures import RUN, make_run, replied, told
 
 OTHER = "3fa0aaaa"
 

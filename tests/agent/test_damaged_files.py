@@ -16,8 +16,8 @@ from halteres.dashboard.events import stamps
 from halteres.dashboard.runs import list_of_runs
 from halteres.runs.directory import RunDirectory
 
-from .run_scenes import RUN, add_alert, change, make_run, replied, told
-from .scenes_results import add_group, completion, trained
+from .run_fixtures import RUN, add_alert, change, make_run, replied, told
+from .run_results import add_group, completion, trained
 
 OTHER = "3fa0aaaa"
 WITHIN_S = 20

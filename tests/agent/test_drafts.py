@@ -23,7 +23,7 @@ from halteres.config.environ import for_child
 from halteres.config.problem import UnknownField
 from halteres.errors import InvalidConfig, NotReady, UserError
 
-from .draft_scenes import QUIZ, environment, refused, told
+from .draft_fixtures import QUIZ, environment, refused, told
 
 ME = Caller(draft="mine")
 

@@ -12,7 +12,7 @@ import halteres
 from halteres.runs.starting import resources
 from halteres.runs.starting.resources import Machine, Memory
 
-from .draft_scenes import QUIZ, environment, refused, tokens, told
+from .draft_fixtures import QUIZ, environment, refused, tokens, told
 
 BUILT_IN = ["arithmetic", "game", "gsm8k", "judge_pairs", "reasoning_gym", "text_gym", "word_problems"]
 SEED_ENVIRONMENT = {"name", "class_name", "file_path", "description"}

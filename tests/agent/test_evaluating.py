@@ -17,7 +17,7 @@ from halteres.runs.reading.adapter import weights_of
 from halteres.runs.servers import served
 
 from .real_runs import told, until
-from .run_scenes import tokens
+from .run_fixtures import tokens
 
 pytestmark = pytest.mark.runs
 

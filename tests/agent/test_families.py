@@ -29,7 +29,7 @@ from halteres.runs.starting.start import begin_run
 from halteres.runs.supervision.evaluation import examination
 
 from . import control
-from .draft_scenes import refused, tokens, told
+from .draft_fixtures import refused, tokens, told
 
 CATALOGUE = 'GAMES = {"Wordle-v0": 6, "Wordle-v0-hard": 7, "Hangman-v0": 9, "Hangman-v0-hard": 9, "Sudoku-v0-easy": 15}'
 

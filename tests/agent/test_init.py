@@ -14,17 +14,17 @@ from halteres.agent.transports.command_line import tools_app
 from halteres.cli import main as program
 from halteres.config.discovery import discover
 
-from .hosting import Land, land
+from .user_home import UserHome, land
 
 NAMES = ("AGENTS.md", "environments/example.py", ".gitignore")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Land:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
     return land(tmp_path, monkeypatch, capsys)
 
 
-def test_a_folder_becomes_a_workspace(here: Land) -> None:
+def test_a_folder_becomes_a_workspace(here: UserHome) -> None:
     folder = here.project / "new" / "one"
     told = here.run("init", str(folder))
     assert told.code == 0
@@ -36,7 +36,7 @@ def test_a_folder_becomes_a_workspace(here: Land) -> None:
     assert here.files().keys() == {f"project/new/one/{name}" for name in NAMES}
 
 
-def test_once_more_it_changes_nothing(here: Land) -> None:
+def test_once_more_it_changes_nothing(here: UserHome) -> None:
     here.run("init")
     before = here.files()
     told = here.run("init")
@@ -44,7 +44,7 @@ def test_once_more_it_changes_nothing(here: Land) -> None:
     assert all(told.done("already there", here.project / name) for name in NAMES)
 
 
-def test_what_is_there_is_never_overwritten(here: Land) -> None:
+def test_what_is_there_is_never_overwritten(here: UserHome) -> None:
     for name in NAMES:
         file = here.project / name
         file.parent.mkdir(exist_ok=True)
@@ -55,13 +55,13 @@ def test_what_is_there_is_never_overwritten(here: Land) -> None:
     assert {*here.files().values()} == {b"mine"}
 
 
-def test_where_no_folder_can_be_one_sentence_says_so(here: Land) -> None:
+def test_where_no_folder_can_be_one_sentence_says_so(here: UserHome) -> None:
     (here.project / "taken").write_text("a file")
     told = here.run("init", "taken")
     assert told.code == 1 and told.err.startswith(f"error: {here.project}/taken/AGENTS.md cannot be written. ")
 
 
-def test_its_environment_is_found_as_the_last_line_says(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_environment_is_found_as_the_last_line_says(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
     told = here.run("init")
     exported = re.search(r"export HALTERES_ENVIRONMENTS=(\S+);", told.out)
     assert exported is not None

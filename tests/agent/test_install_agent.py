@@ -21,8 +21,8 @@ from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
 from halteres.errors import Conflict
 
-from .hosting import CODEX, HERMES, HOSTS, Land, Written, land
 from .transports import body
+from .user_home import CODEX, HERMES, HOSTS, UserHome, Written, land
 
 SCRIPT = str(Path(sysconfig.get_path("scripts"), "halteres"))
 SKILLS = [skill.name for skill in skills()]
@@ -31,11 +31,11 @@ each_host = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS.keys())
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Land:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
     return land(tmp_path, monkeypatch, capsys)
 
 
-def settled(here: Land, host: Written, text: str | None = None) -> Path:
+def settled(here: UserHome, host: Written, text: str | None = None) -> Path:
     """The host's settings file, with this in it if anything."""
     file = here.home.parent / host.file
     if text is not None:
@@ -49,7 +49,9 @@ WAITS = {client: {"HALTERES_LONGEST_WAIT_S": seconds} for client, seconds in {"c
 
 
 @each_host
-def test_a_host_without_settings_gets_a_server_and_the_skills_and_loses_them_again(here: Land, host: Written) -> None:
+def test_a_host_without_settings_gets_a_server_and_the_skills_and_loses_them_again(
+    here: UserHome, host: Written
+) -> None:
     told = here.install(host.client, *host.scope)
     file = settled(here, host)
     entry = host.servers(file.read_text())["halteres"]
@@ -73,7 +75,7 @@ def test_a_host_without_settings_gets_a_server_and_the_skills_and_loses_them_aga
 
 
 @each_host
-def test_what_somebody_wrote_stays_and_comes_back_to_the_byte(here: Land, host: Written) -> None:
+def test_what_somebody_wrote_stays_and_comes_back_to_the_byte(here: UserHome, host: Written) -> None:
     file = settled(here, host, host.full)
     before, was = here.files(), host.servers(host.full)
     told = here.install(host.client, *host.scope)
@@ -93,7 +95,7 @@ def comments(text: str) -> list[str]:
 
 
 @each_host
-def test_what_somebody_adds_afterwards_stays_when_we_go(here: Land, host: Written) -> None:
+def test_what_somebody_adds_afterwards_stays_when_we_go(here: UserHome, host: Written) -> None:
     file = settled(here, host, host.full)
     here.install(host.client, *host.scope)
     mixed = host.with_mine(file.read_bytes().decode())
@@ -107,7 +109,7 @@ def test_what_somebody_adds_afterwards_stays_when_we_go(here: Land, host: Writte
 
 @each_host
 def test_our_entry_is_brought_up_to_date_and_keeps_what_somebody_wrote_into_it(
-    here: Land, host: Written, monkeypatch: pytest.MonkeyPatch
+    here: UserHome, host: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(here.home / "old"))
     here.install(host.client, *host.scope)
@@ -143,7 +145,7 @@ BROKEN = {
 )
 @pytest.mark.parametrize("more", [(), ("--remove",), ("--print",)])
 def test_a_broken_file_is_refused_with_its_line_and_nothing_is_changed(
-    here: Land, client: str, text: str, line: int, more: tuple[str, ...]
+    here: UserHome, client: str, text: str, line: int, more: tuple[str, ...]
 ) -> None:
     file = settled(here, HOSTS[client], text)
     before = here.files()
@@ -153,7 +155,7 @@ def test_a_broken_file_is_refused_with_its_line_and_nothing_is_changed(
     assert here.files() == before
 
 
-def test_a_file_that_is_no_text_is_refused(here: Land) -> None:
+def test_a_file_that_is_no_text_is_refused(here: UserHome) -> None:
     file = settled(here, HOSTS["cursor"])
     file.parent.mkdir()
     file.write_bytes(b'{\n"a": "\xff"}')
@@ -171,7 +173,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize(("client", "text"), UNSAFE)
 def test_what_cannot_be_edited_without_harm_is_left_and_the_entry_is_shown_instead(
-    here: Land, client: str, text: str
+    here: UserHome, client: str, text: str
 ) -> None:
     file = settled(here, HOSTS[client], text)
     before = here.files()
@@ -188,7 +190,7 @@ def test_what_cannot_be_edited_without_harm_is_left_and_the_entry_is_shown_inste
         ("hermes", "{model: x, mcp_servers: {time: {command: uvx}}}\n"),
     ],
 )
-def test_servers_in_braces_get_ours_among_them(here: Land, client: str, text: str) -> None:
+def test_servers_in_braces_get_ours_among_them(here: UserHome, client: str, text: str) -> None:
     file = settled(here, HOSTS[client], text)
     here.install(client)
     written = file.read_text()
@@ -197,7 +199,7 @@ def test_servers_in_braces_get_ours_among_them(here: Land, client: str, text: st
     assert file.read_text() == text
 
 
-def test_a_byte_order_mark_and_line_ends_of_windows_stay(here: Land) -> None:
+def test_a_byte_order_mark_and_line_ends_of_windows_stay(here: UserHome) -> None:
     file = settled(here, HOSTS["gemini"], "\ufeff" + HOSTS["gemini"].full)
     here.install("gemini")
     text = file.read_bytes().decode()
@@ -205,7 +207,7 @@ def test_a_byte_order_mark_and_line_ends_of_windows_stay(here: Land) -> None:
 
 
 @each_host
-def test_print_shows_the_entry_and_writes_nothing(here: Land, host: Written) -> None:
+def test_print_shows_the_entry_and_writes_nothing(here: UserHome, host: Written) -> None:
     file = settled(here, host, host.full)
     before = here.files()
     told = here.install(host.client, *host.scope, "--print")
@@ -220,7 +222,7 @@ def test_print_shows_the_entry_and_writes_nothing(here: Land, host: Written) -> 
     assert here.files() == before
 
 
-def test_any_other_host_gets_a_block_to_paste(here: Land) -> None:
+def test_any_other_host_gets_a_block_to_paste(here: UserHome) -> None:
     told = here.install("generic", "--project")
     entry = json.loads(told.out)["mcpServers"]["halteres"]
     assert entry["env"] == {"HALTERES_ENVIRONMENTS": str(here.project / "environments")}
@@ -231,7 +233,7 @@ def test_any_other_host_gets_a_block_to_paste(here: Land) -> None:
 
 
 @each_host
-def test_no_secret_reaches_a_file_or_the_screen(here: Land, host: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_reaches_a_file_or_the_screen(here: UserHome, host: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENROUTER_API_KEY", "WANDB_API_KEY", "TINKER_API_KEY", "HALTERES_TOKEN", "HF_TOKEN"):
         monkeypatch.setenv(name, "hunter2-and-more")
     told = [here.install(host.client, *host.scope, *more) for more in ((), ("--print",))]
@@ -239,11 +241,11 @@ def test_no_secret_reaches_a_file_or_the_screen(here: Land, host: Written, monke
     assert not any(b"hunter2" in held or b"API_KEY" in held for held in _settings(here).values())
 
 
-def _settings(here: Land) -> dict[str, bytes]:
+def _settings(here: UserHome) -> dict[str, bytes]:
     return {name: held for name, held in here.files().items() if not name.endswith("SKILL.md")}
 
 
-def test_the_variables_of_hosts_say_where_their_settings_are(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_hosts_say_where_their_settings_are(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
     for client, variable, file in (
         ("claude", "CLAUDE_CONFIG_DIR", ".claude.json"),
         ("codex", "CODEX_HOME", "config.toml"),
@@ -256,7 +258,7 @@ def test_the_variables_of_hosts_say_where_their_settings_are(here: Land, monkeyp
     assert (here.home / "hermes" / "skills" / SKILLS[0]).is_dir()
 
 
-def test_permissions_and_links_of_a_file_stay(here: Land) -> None:
+def test_permissions_and_links_of_a_file_stay(here: UserHome) -> None:
     file = settled(here, HOSTS["claude"])
     kept = here.home / "dotfiles" / "claude.json"
     kept.parent.mkdir()
@@ -271,7 +273,7 @@ def test_permissions_and_links_of_a_file_stay(here: Land) -> None:
     assert file.is_symlink() and kept.read_text() == '{"secret": "x"}' and not backup.exists()
 
 
-def test_a_backup_is_made_once(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_is_made_once(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
     file = settled(here, HOSTS["codex"], CODEX)
     here.install("codex")
     monkeypatch.setenv("HALTERES_HOME", "/somewhere/else")
@@ -290,14 +292,14 @@ def test_a_file_that_changes_while_we_work_is_not_overwritten(tmp_path: Path) ->
     assert file.read_text() == '{"by": "somebody"}'
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(here: Land) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(here: UserHome) -> None:
     (here.home / ".codex").write_text("a file where a folder must be")
     told = here.run("install-agent", "--client", "codex")
     assert told.code == 1 and told.err.startswith(f"error: {here.home}/.codex/config.toml cannot be used. Not a direct")
 
 
 class TestSkills:
-    def test_one_that_somebody_edited_is_neither_overwritten_nor_removed(self, here: Land) -> None:
+    def test_one_that_somebody_edited_is_neither_overwritten_nor_removed(self, here: UserHome) -> None:
         here.install("claude")
         mine = here.home / ".claude" / "skills" / "train-with-rl" / "SKILL.md"
         mine.write_text("My own way.")
@@ -306,7 +308,7 @@ class TestSkills:
         assert [path.name for path in mine.parent.parent.iterdir()] == ["train-with-rl"]
         assert mine.read_text() == "My own way." and [path.name for path in mine.parent.iterdir()] == ["SKILL.md"]
 
-    def test_one_of_the_same_name_that_is_not_ours_stays(self, here: Land) -> None:
+    def test_one_of_the_same_name_that_is_not_ours_stays(self, here: UserHome) -> None:
         theirs = here.home / ".claude" / "skills" / "debug-a-run" / "SKILL.md"
         theirs.parent.mkdir(parents=True)
         theirs.write_text("Somebody else's.")
@@ -314,7 +316,7 @@ class TestSkills:
         here.install("claude", "--remove")
         assert [*here.files().values()] == [b"Somebody else's."]
 
-    def test_an_older_copy_of_ours_is_brought_up_to_date(self, here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_older_copy_of_ours_is_brought_up_to_date(self, here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
         older = here.home / "package"
         for name in SKILLS:
             (older / name).mkdir(parents=True)
@@ -330,7 +332,7 @@ class TestSkills:
             assert sorted(path.name for path in copied.iterdir()) == [MARKER, "SKILL.md"]
             assert (copied / "SKILL.md").read_bytes() == skill.file.read_bytes()
 
-    def test_a_copy_that_two_hosts_read_goes_with_the_second(self, here: Land) -> None:
+    def test_a_copy_that_two_hosts_read_goes_with_the_second(self, here: UserHome) -> None:
         here.install("codex")
         assert here.install("gemini").done("already there", here.home / ".agents" / "skills" / SKILLS[0])
         assert "(it is for codex too)" in here.install("gemini", "--remove").out
@@ -357,7 +359,7 @@ class TestHermes:
     )
 
     @pytest.mark.parametrize("text", ENABLED)
-    def test_the_plugin_is_enabled_beside_others_and_disabled_again(self, here: Land, text: str) -> None:
+    def test_the_plugin_is_enabled_beside_others_and_disabled_again(self, here: UserHome, text: str) -> None:
         file = settled(here, HOSTS["hermes"], text)
         was = yaml.safe_load(text) or {}
         here.install("hermes", "--plugin")
@@ -372,7 +374,7 @@ class TestHermes:
         here.install("hermes", "--remove")
         assert file.read_text() == text and [*here.files()] == [HOSTS["hermes"].file]
 
-    def test_one_way_in_takes_the_place_of_the_other(self, here: Land) -> None:
+    def test_one_way_in_takes_the_place_of_the_other(self, here: UserHome) -> None:
         """Or the agent would have every tool twice."""
         file = settled(here, HOSTS["hermes"], HERMES)
         here.install("hermes")
@@ -385,13 +387,15 @@ class TestHermes:
         here.install("hermes", "--plugin", "--remove")
         assert file.read_text() == HERMES
 
-    def test_the_plugin_needs_hermes_in_the_same_environment(self, here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_plugin_needs_hermes_in_the_same_environment(
+        self, here: UserHome, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delitem(sys.modules, "hermes_cli")
         told = here.run("install-agent", "--client", "hermes", "--plugin")
         assert told.code == 1 and "Hermes is not installed in" in told.err
         assert here.files() == {}
 
-    def test_it_has_no_settings_of_a_project(self, here: Land) -> None:
+    def test_it_has_no_settings_of_a_project(self, here: UserHome) -> None:
         told = here.run("install-agent", "--client", "hermes", "--project")
         assert (told.code, here.files()) == (1, {})
         assert told.err == (
@@ -399,13 +403,13 @@ class TestHermes:
         )
 
 
-def test_the_plugin_is_for_hermes(here: Land) -> None:
+def test_the_plugin_is_for_hermes(here: UserHome) -> None:
     told = here.run("install-agent", "--client", "codex", "--plugin")
     assert (told.code, here.files()) == (1, {})
     assert told.err.startswith("error: --plugin is for Hermes.")
 
 
-def test_without_the_extra_nothing_is_installed(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_nothing_is_installed(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = here.run("install-agent", "--client", "codex")
     assert (told.code, here.files()) == (1, {})
@@ -413,7 +417,7 @@ def test_without_the_extra_nothing_is_installed(here: Land, monkeypatch: pytest.
 
 
 @pytest.mark.runs
-async def test_what_is_written_starts_the_tools(here: Land) -> None:
+async def test_what_is_written_starts_the_tools(here: UserHome) -> None:
     """As Codex does: the command, its arguments, a few variables of the user's and those of the entry."""
     assert here.run("init").code == 0
     here.install("codex", "--project")
@@ -423,7 +427,7 @@ async def test_what_is_written_starts_the_tools(here: Land) -> None:
 
 
 @pytest.mark.runs
-async def test_without_a_script_the_module_is_started(here: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_script_the_module_is_started(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(here.home))
     here.run("init")
     here.install("cursor", "--project")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.scenes import survivors
+from runs.run_fixtures import survivors
 
 from halteres.process import alive
 from halteres.runs.directory import HEARTBEAT_S, RunDirectory, find_run

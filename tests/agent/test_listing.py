@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from halteres.cli.main import app
 from halteres.runs.directory import runs_home
 
-from .run_scenes import RUN, change, make_run, replied, supervised, tokens, told
+from .run_fixtures import RUN, change, make_run, replied, supervised, tokens, told
 
 BUDGET = 600
 SEED_KEYS = {"run_id", "environment", "status", "wandb_run_name"}

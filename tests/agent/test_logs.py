@@ -12,7 +12,7 @@ import pytest
 from halteres.agent.logs import clean_line, line_filter
 from halteres.runs.directory import RunDirectory
 
-from .run_scenes import RUN, make_run, replied, supervised, tokens, told
+from .run_fixtures import RUN, make_run, replied, supervised, tokens, told
 
 BUDGET = 1500
 

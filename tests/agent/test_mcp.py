@@ -27,7 +27,7 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState, write_state
 
-from .run_scenes import make_run, supervised
+from .run_fixtures import make_run, supervised
 from .transports import BEFORE, MODES, TODAY, body, home_of, http_client, standing_in
 
 PNG = b"\x89PNG\r\n\x1a\n and so on: nobody here looks inside"

@@ -24,7 +24,7 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
 from halteres.runs.starting.preflight import resume_point
 
-from .run_scenes import RUN, make_run, supervised
+from .run_fixtures import RUN, make_run, supervised
 from .transports import home_of
 
 _CALLS = re.compile(r"""rl_\w+\((?:[^()"']|"(?:[^"\\]|\\.)*")*\)""")

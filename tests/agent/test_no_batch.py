@@ -13,8 +13,8 @@ from halteres.agent.run_snapshot import ANSWER_WITHIN_S, LENGTH
 from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
 
-from .diagnosing import WHY, TrajectoryServer, quiet_for, trajectory_server
-from .run_scenes import RUN, add_alert, add_evaluation, change, make_run, short_home, supervised, tokens, told
+from .fake_trajectory_server import WHY, TrajectoryServer, quiet_for, trajectory_server
+from .run_fixtures import RUN, add_alert, add_evaluation, change, make_run, short_home, supervised, tokens, told
 
 BUDGET = 350
 

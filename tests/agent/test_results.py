@@ -18,8 +18,8 @@ from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import Failure
 
-from .run_scenes import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
-from .scenes_results import add_checkpoint, add_step, configure, evaluate, trained
+from .run_fixtures import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
+from .run_results import add_checkpoint, add_step, configure, evaluate, trained
 
 BUDGET = 600
 SEED_KEYS = {"run_id", "status", "environment", "wandb_project", "wandb_run_name"}

@@ -11,9 +11,9 @@ import pytest
 
 from halteres.environments.arithmetic_pairs import preference_pairs
 
-from .draft_scenes import refused
+from .draft_fixtures import refused
 from .real_runs import told, until
-from .run_scenes import tokens
+from .run_fixtures import tokens
 
 BUDGET = 400  # tokens of an answer
 

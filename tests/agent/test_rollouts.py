@@ -13,8 +13,8 @@ from halteres.next_step import NextStep, Remedy
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading import rollouts as rooms
 
-from .run_scenes import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
-from .scenes_results import add_group, completion
+from .run_fixtures import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
+from .run_results import add_group, completion
 
 BUDGET = 1500
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from environments.stages import serving
+from environments.fakes import serving
 
 from halteres.agent.trial import report, testing
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.rollouts.rng import Draw
 
-from . import testing_scenes
-from .run_scenes import tokens, told
-from .testing_scenes import draft, write_environment
+from . import model_test_fixtures
+from .model_test_fixtures import draft, write_environment
+from .run_fixtures import tokens, told
 
 pytestmark = pytest.mark.runs
 
@@ -90,10 +90,10 @@ async def test_an_environment_whose_judge_needs_a_key_is_scored_and_tested_with_
         draft(write_environment(tmp_path), **{"env.rewards": [graded]})
         scored = await told("rl_score", completions=["yes", "no"])
         assert [row["score"] for row in scored["scores"]] == [1, 0], scored
-        (tested,) = (await testing_scenes.answered(num_steps=1, group_size=2))["models_tested"]
+        (tested,) = (await model_test_fixtures.answered(num_steps=1, group_size=2))["models_tested"]
     assert (tested["steps_tested"], tested["mean_score"]) == (1, 1.0), tested
     assert asked_with == {"Bearer of-the-judge"}
-    assert testing_scenes.files_with("of-the-judge", tmp_path / "home") == []
+    assert model_test_fixtures.files_with("of-the-judge", tmp_path / "home") == []
 
 
 def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
@@ -107,13 +107,13 @@ def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
 
 async def test_a_test_of_an_environment_tries_empty_boxless_and_odd_answers_by_itself(tmp_path: Path) -> None:
     draft("arithmetic")
-    answer = await testing_scenes.answered(num_steps=1, group_size=2)
+    answer = await model_test_fixtures.answered(num_steps=1, group_size=2)
     odd = answer["summary"]["odd_answers"]
     assert {"empty", "blank", "boxless", "no_answer", "open_box", "prompt", "symbols", "scripts", "long"} == set(odd)
     assert set(odd.values()) == {0}
     assert "its scorer" not in answer["summary"]["why"]
     draft(write_environment(tmp_path, "if len(text) > 9999:\n    raise ValueError('too long')\nreturn float(not text)"))
-    cheated = (await testing_scenes.answered(num_steps=1, group_size=2))["summary"]
+    cheated = (await model_test_fixtures.answered(num_steps=1, group_size=2))["summary"]
     assert cheated["odd_answers"]["empty"] == 1
     assert "its scorer pays for answers that say nothing (empty)" in cheated["why"]
     assert "its scorer fails on odd answers (long: " in cheated["why"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.scenes import survivors
+from runs.run_fixtures import survivors
 
 from halteres.runs.directory import RunDirectory, find_run
 

@@ -10,7 +10,7 @@ import pytest
 from halteres.agent.drafts import load_draft, save_draft
 from halteres.agent.tool import Caller
 
-from .draft_scenes import refused, told
+from .draft_fixtures import refused, told
 
 ME = Caller(draft="mine")
 RATE = "trainer.learning_rate"

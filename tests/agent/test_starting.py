@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
+from runs.run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
 from typer.testing import CliRunner
 
 from halteres.agent import start_training
@@ -21,7 +21,7 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, find_run, stop_run
 from halteres.runs.starting import start
 
-from .starting_scenes import begun_by_standins, check_of, runs, select, tokens, told
+from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
 
 pytestmark = pytest.mark.runs
 

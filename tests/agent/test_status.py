@@ -18,7 +18,7 @@ from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import Failure
 
-from .run_scenes import (
+from .run_fixtures import (
     READ_BEST,
     RUN,
     SEED_STATUS,

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
+from runs.run_fixtures import STANDIN_SUPERVISOR, settings, survivors, wait
 
 from halteres.agent import waiting
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run
 
-from .run_scenes import RUN, make_run, replied, supervised, tokens, told
+from .run_fixtures import RUN, make_run, replied, supervised, tokens, told
 
 pytestmark = pytest.mark.runs
 

@@ -31,8 +31,7 @@ from halteres.runs import servers
 from halteres.runs.servers import Server
 from halteres.text import load_tokenizer
 
-from .openrouter import KEY, OpenRouter, openrouter
-from .testing_scenes import (
+from .model_test_fixtures import (
     YES,
     answered,
     cmdline,
@@ -43,6 +42,7 @@ from .testing_scenes import (
     replied,
     write_environment,
 )
+from .openrouter import KEY, OpenRouter, openrouter
 
 SEED_KEYS = {
     "": {"environment", "environment_file", "test_config", "models_tested", "summary"},

@@ -14,7 +14,7 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.runs.directory import runs_home
 
-from .scenes_results import add_group, completion, trained
+from .run_results import add_group, completion, trained
 from .transports import TRANSPORTS, Answer, Transport, home_of
 
 pytestmark = pytest.mark.runs

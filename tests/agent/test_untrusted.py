@@ -19,9 +19,9 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.supervision.supervisor import conclude
 
 from . import control
-from .run_scenes import RUN, change, make_run
-from .scenes_results import add_group, completion
-from .testing_scenes import write_environment
+from .model_test_fixtures import write_environment
+from .run_fixtures import RUN, change, make_run
+from .run_results import add_group, completion
 from .transports import TRANSPORTS, home_of
 
 pytestmark = pytest.mark.runs

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.scenes import STANDIN_SUPERVISOR, settings
+from runs.run_fixtures import STANDIN_SUPERVISOR, settings
 
 from halteres.agent import status, waiting
 from halteres.agent.waiting import Until, Watch, wait_for
@@ -20,7 +20,7 @@ from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.starting.start import start_run
 from halteres.runs.state import take_lock
 
-from .run_scenes import (
+from .run_fixtures import (
     LIVE,
     RUN,
     STOP,

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from trajectories.scenes import ENV, TRAINER, Json, group
+from trajectories.server_fixtures import ENV, TRAINER, Json, group
 
 from halteres.loopback import Server, open_listener, url_of
 from halteres.trajectories.options import Options

@@ -20,7 +20,7 @@ from halteres.agent.transports.functions import Tools
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, list_runs
 
-from .atropos_scenes import atropos_python
+from .atropos_fixtures import atropos_python
 
 pytestmark = pytest.mark.clients
 

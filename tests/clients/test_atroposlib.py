@@ -18,7 +18,7 @@ import tinker
 
 from halteres.models import TINY
 
-from .atropos_scenes import BATCH_SIZE, GROUP_SIZE, atropos_python, environment, environment_config, log_of
+from .atropos_fixtures import BATCH_SIZE, GROUP_SIZE, atropos_python, environment, environment_config, log_of
 from .conftest import server
 
 RUN = "sums"

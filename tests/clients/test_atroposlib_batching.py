@@ -21,7 +21,7 @@ from halteres.trajectories.compat import (
     grab_exact_from_heterogeneous_queue,
 )
 
-from .atropos_scenes import REQUIREMENT
+from .atropos_fixtures import REQUIREMENT
 
 pytestmark = pytest.mark.clients
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from .atropos_scenes import (
+from .atropos_fixtures import (
     BATCH_SIZE,
     GROUP_SIZE,
     TrajectoryServer,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training.standins import FakePolicy
+from training.fakes import FakePolicy
 
 from halteres.config.settings import Estimator, TrainerSettings
 from halteres.engine.checks import complete_loss

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from environments.fakes import inference_server
 from environments.games.episodes import GEM
-from environments.stages import inference_server
 from environments.test_multi_turn import made, settled
 
 from halteres.environments.games import make

@@ -19,7 +19,7 @@ from deadlines import until
 
 from halteres.models import TINY
 
-from .atropos_scenes import BATCH_SIZE, TrajectoryServer, atropos_python, environment, environment_config, log_of
+from .atropos_fixtures import BATCH_SIZE, TrajectoryServer, atropos_python, environment, environment_config, log_of
 from .conftest import process, server
 
 pytestmark = pytest.mark.clients

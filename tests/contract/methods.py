@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 import tinker
+from clients.sdk.program.connection import Connection, plain, prompt, unique, wait
 from clients.sdk.program.optimising import negative_likelihood, weighted_likelihood
-from clients.sdk.program.scene import Scene, plain, prompt, unique, wait
 from tinker import types
 
 CLIENTS: dict[str, type] = {
@@ -54,10 +54,10 @@ def public_methods() -> list[str]:
 
 
 @dataclass
-class World:
+class LiveService:
     """A connection and what a method may need."""
 
-    scene: Scene
+    scene: Connection
 
     @cached_property
     def training(self) -> Any:
@@ -108,13 +108,13 @@ class World:
         return (types.AdamParams(learning_rate=1e-3),)
 
 
-Arguments = Callable[[World], tuple[Any, ...]]
+Arguments = Callable[[LiveService], tuple[Any, ...]]
 
 PARAMS = types.SamplingParams(max_tokens=4, seed=1)
 DAY = (datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC))
 
 
-def nothing(_: World) -> tuple[Any, ...]:
+def nothing(_: LiveService) -> tuple[Any, ...]:
     return ()
 
 
@@ -135,7 +135,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "TrainingClient.get_tokenizer": nothing,
     "TrainingClient.load_state": lambda world: (world.state(),),
     "TrainingClient.load_state_with_optimizer": lambda world: (world.state(),),
-    "TrainingClient.optim_step": World.step,
+    "TrainingClient.optim_step": LiveService.step,
     "TrainingClient.save_state": lambda _: (unique("page"),),
     "TrainingClient.save_weights_and_get_sampling_client": nothing,
     "TrainingClient.save_weights_external": lambda _: (unique("page"),),

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tinker
-from clients.sdk.program.scene import Scene
+from clients.sdk.program.connection import Connection
 from clients.sdk.program.steps import version_of_sdk
 
-from .methods import ARGUMENTS, IN_THE_CLIENT, World, base_of, public_methods
+from .methods import ARGUMENTS, IN_THE_CLIENT, LiveService, base_of, public_methods
 
 CALL_S = 60.0
 REFUSALS = (tinker.APIStatusError, tinker.RequestFailedError, RuntimeError)
@@ -38,16 +38,16 @@ def rows(model: str, folder: str) -> list[Row]:
         KeyError: no arguments are known for a method: a new SDK has it.
     """
     methods = sorted(public_methods(), key=lambda method: method == "ServiceClient.close")  # it ends everything
-    world = World(Scene(sdk=version_of_sdk(), model=model, folder=folder))
+    world = LiveService(Connection(sdk=version_of_sdk(), model=model, folder=folder))
     found = asyncio.run(_all(world, methods))
     return sorted(found, key=lambda row: public_methods().index(row.method))
 
 
-async def _all(world: World, methods: list[str]) -> list[Row]:
+async def _all(world: LiveService, methods: list[str]) -> list[Row]:
     return [await _row(world, method) for method in methods]
 
 
-async def _row(world: World, method: str) -> Row:
+async def _row(world: LiveService, method: str) -> Row:
     if method in IN_THE_CLIENT:
         return Row(method, "in the client")
     client, _, name = method.partition(".")

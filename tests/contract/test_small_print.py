@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service.scenes import Scene, serving
+from service.live_service import LiveService, serving
 
 from halteres.models import TINY
 
@@ -18,12 +18,12 @@ PARAMS = {"max_tokens": 4, "seed": 1}
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene(tmp_path: Path) -> AsyncIterator[LiveService]:
     async with serving(tmp_path) as scene:
         yield scene
 
 
-async def sampler(scene: Scene, session: str | None = None) -> str:
+async def sampler(scene: LiveService, session: str | None = None) -> str:
     """A sampling session of the base model."""
     session = session or await scene.session()
     body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": TINY}
@@ -40,7 +40,7 @@ def asked(sampling_session: str, seq: int = 0, **more: Any) -> dict[str, Any]:
 
 
 @proves("connect:start-up", "connect:capabilities")
-async def test_a_client_connects_in_the_order_of_the_sdk(scene: Scene) -> None:
+async def test_a_client_connects_in_the_order_of_the_sdk(scene: LiveService) -> None:
     for path in ("client/config", "client/dynamic_config"):
         status, flags = await scene.post(path, {"sdk_version": "0.38.0"})
         assert status == 200 and isinstance(flags, dict)
@@ -51,7 +51,7 @@ async def test_a_client_connects_in_the_order_of_the_sdk(scene: Scene) -> None:
 
 
 @proves("session:telemetry")
-async def test_telemetry_is_accepted_and_not_kept(scene: Scene) -> None:
+async def test_telemetry_is_accepted_and_not_kept(scene: LiveService) -> None:
     body = {"events": [{"event": "SESSION_START"}], "platform": "x", "sdk_version": "x", "session_id": "x"}
     status, told = await scene.post("telemetry", body)
     assert status == 200 and told["status"] == "accepted"
@@ -59,7 +59,7 @@ async def test_telemetry_is_accepted_and_not_kept(scene: Scene) -> None:
 
 
 @proves("retry:create")
-async def test_a_repeated_number_makes_one_model(scene: Scene) -> None:
+async def test_a_repeated_number_makes_one_model(scene: LiveService) -> None:
     session = await scene.session()
     first, second = [await scene.model(session, 3) for _ in range(2)]
     assert first == second == f"{session}:train:3"
@@ -68,7 +68,7 @@ async def test_a_repeated_number_makes_one_model(scene: Scene) -> None:
 
 
 @proves("promise:metadata")
-async def test_metadata_are_sent_only_where_they_are_allowed(scene: Scene) -> None:
+async def test_metadata_are_sent_only_where_they_are_allowed(scene: LiveService) -> None:
     session = await sampler(scene)
     _, promised = await scene.post("asample", asked(session))
     request_id = promised["request_id"]
@@ -84,7 +84,7 @@ async def test_metadata_are_sent_only_where_they_are_allowed(scene: Scene) -> No
 
 
 @proves("id:sequences", "id:int64")
-async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(scene: Scene) -> None:
+async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(scene: LiveService) -> None:
     session = await sampler(scene)
     seen: set[str] = set()
     for seq in (0, 123_456_789_012_345_678):
@@ -95,7 +95,7 @@ async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(
 
 
 @proves("promise:retrieve-futures")
-async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(scene: Scene) -> None:
+async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(scene: LiveService) -> None:
     session = await sampler(scene)
     ids = {(await scene.post("asample", asked(session, seq)))[1]["request_id"] for seq in range(3)}
     target = {"type": "sampling_session", "sampling_session_id": session, "cloned_sampler_id": 0}
@@ -116,7 +116,7 @@ async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(scene
 
 
 @proves("promise:cancel")
-async def test_a_cancelled_sample_is_answered_204_and_the_others_go_on(scene: Scene) -> None:
+async def test_a_cancelled_sample_is_answered_204_and_the_others_go_on(scene: LiveService) -> None:
     session = await sampler(scene)
     _, first = await scene.post("asample", asked(session, 0))
     status, _ = await scene.post("cancel_future", {"request_id": first["request_id"]})
@@ -126,7 +126,7 @@ async def test_a_cancelled_sample_is_answered_204_and_the_others_go_on(scene: Sc
 
 
 @proves("sample:join")
-async def test_every_client_that_joins_a_sampling_session_gets_a_number_of_its_own(scene: Scene) -> None:
+async def test_every_client_that_joins_a_sampling_session_gets_a_number_of_its_own(scene: LiveService) -> None:
     """A client's numbers start at its own times 1e9, so the largest must leave room below 2**63."""
     session = await sampler(scene)
     told = [(await scene.post("join_sampling_session", {"sampling_session_id": session}))[1] for _ in range(20)]
@@ -135,7 +135,7 @@ async def test_every_client_that_joins_a_sampling_session_gets_a_number_of_its_o
 
 
 @proves("sample:ephemeral-session")
-async def test_an_ephemeral_save_answers_with_a_session_and_no_path(scene: Scene) -> None:
+async def test_an_ephemeral_save_answers_with_a_session_and_no_path(scene: LiveService) -> None:
     model = await scene.model()
     body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0, "kind": "snapshot"}
     _, promised = await scene.post("save_weights_for_sampler", body)
@@ -145,7 +145,7 @@ async def test_an_ephemeral_save_answers_with_a_session_and_no_path(scene: Scene
 
 @proves("id:path")
 @pytest.mark.parametrize("name", ["a/b", "../up", "..", "", "a" * 300, "nul\x00", "/etc/passwd"])
-async def test_a_name_that_is_no_name_is_a_user_error(scene: Scene, name: str) -> None:
+async def test_a_name_that_is_no_name_is_a_user_error(scene: LiveService, name: str) -> None:
     model = await scene.model()
     status, promised = await scene.post("save_weights", {"model_id": model, "seq_id": 1, "path": name})
     told = await scene.redeem(promised["request_id"]) if status == 200 else {"category": "user", **promised}
@@ -155,7 +155,7 @@ async def test_a_name_that_is_no_name_is_a_user_error(scene: Scene, name: str) -
 
 @proves("lora:absurd")
 @pytest.mark.parametrize("rank", [0, -1, 10**9, 2**40])
-async def test_an_absurd_rank_is_refused_with_a_sentence(scene: Scene, rank: int) -> None:
+async def test_an_absurd_rank_is_refused_with_a_sentence(scene: LiveService, rank: int) -> None:
     session = await scene.session()
     body = {"session_id": session, "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": rank}}
     status, told = await scene.post("create_model", body)
@@ -168,7 +168,7 @@ async def test_an_absurd_rank_is_refused_with_a_sentence(scene: Scene, rank: int
 
 @pytest.mark.runs
 @proves("sample:many")
-async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene) -> None:
+async def test_a_thousand_samples_in_flight_lose_nothing(scene: LiveService) -> None:
     session = await sampler(scene)
     async with asyncio.timeout(60):
         promised = await asyncio.gather(*(scene.post("asample", asked(session, seq)) for seq in range(1000)))

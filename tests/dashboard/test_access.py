@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agent import control, run_scenes
+from agent import control, run_fixtures
 
 from halteres.agent.transports.access import TICKET_S, Tickets, page_key, proof, ticket, token
 from halteres.dashboard.routes import STATIC
@@ -100,7 +100,7 @@ async def test_every_route_of_the_page_wants_cookie_or_token(
         assert (await http.request(method, path)).status_code == 401
     if path == "/api/events":
         return  # an answer without an end: `test_changes`
-    run_scenes.make_run()
+    run_fixtures.make_run()
     for admitted in (page(origin=f"http://{HOST}"), control.client()):
         async with admitted as http:
             assert (await http.request(method, path)).status_code in (200, 400)
@@ -131,8 +131,8 @@ async def test_a_cookie_of_another_port_is_not_taken(page: Client) -> None:
     ],
 )
 async def test_another_page_cannot_stop_a_run(page: Client, foreign: dict[str, str]) -> None:
-    run = run_scenes.make_run()
-    with run_scenes.supervised(run):
+    run = run_fixtures.make_run()
+    with run_fixtures.supervised(run):
         async with page(**foreign) as http:
             answer = await http.post("/api/runs/3fa9c1d2/stop", json={"mode": "now"})
     assert answer.status_code == 403

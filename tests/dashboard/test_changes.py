@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from agent import control, run_scenes
-from agent.run_scenes import RUN
+from agent import control, run_fixtures
+from agent.run_fixtures import RUN
 
 from halteres.dashboard import events, routes
 from halteres.dashboard.events import changes, stamps
@@ -46,28 +46,28 @@ async def changed(lines: AsyncIterator[str]) -> set[str]:
 
 
 async def test_a_change_of_any_file_that_is_shown_is_told() -> None:
-    run = run_scenes.make_run()
-    with run_scenes.supervised(run):
+    run = run_fixtures.make_run()
+    with run_fixtures.supervised(run):
         async with control.serving() as (_, url), listening(url) as lines:
-            run_scenes.add_step(run, 1)
+            run_fixtures.add_step(run, 1)
             assert await changed(lines) == {RUN}
-            run_scenes.add_alert(run)
+            run_fixtures.add_alert(run)
             assert await changed(lines) == {RUN}
-            run_scenes.change(run, step=1)
+            run_fixtures.change(run, step=1)
             assert await changed(lines) == {RUN}
 
 
 async def test_runs_that_come_and_go_are_told() -> None:
     async with control.serving() as (_, url), listening(url) as lines:
-        run = run_scenes.make_run("aaaa1111")
+        run = run_fixtures.make_run("aaaa1111")
         assert await changed(lines) == {"aaaa1111"}
         shutil.rmtree(run.path)
         assert await changed(lines) == {"aaaa1111"}
 
 
 async def test_a_run_whose_supervisor_dies_has_changed_though_nobody_wrote_it() -> None:
-    run = run_scenes.make_run()
-    with run_scenes.supervised(run):
+    run = run_fixtures.make_run()
+    with run_fixtures.supervised(run):
         before = stamps()
     assert stamps() != before
     assert run.state().code == "supervisor_lost"
@@ -110,5 +110,5 @@ async def test_more_pages_than_the_limit_are_refused(monkeypatch: pytest.MonkeyP
             answer = await http.get(f"{url}/api/events")
             assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
         async with asyncio.timeout(5), listening(url) as lines:  # there is room again
-            run_scenes.make_run()
+            run_fixtures.make_run()
             assert await changed(lines) == {RUN}

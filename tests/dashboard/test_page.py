@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agent import diagnosing, run_scenes, scenes_results
-from agent.run_scenes import RUN
-from runs.scenes import STANDIN_SUPERVISOR, settings, survivors, wait
+from agent import fake_trajectory_server, run_fixtures, run_results
+from agent.run_fixtures import RUN
+from runs.run_fixtures import STANDIN_SUPERVISOR, settings, survivors, wait
 
 from halteres.agent.transports.access import link
 from halteres.observe.metrics import append_row
@@ -21,7 +21,7 @@ from halteres.runs.starting.start import start_run
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from .browsing import Visit
+    from .browser import Visit
 
 pytestmark = pytest.mark.browser
 
@@ -31,7 +31,7 @@ NUM_RUNS, LOADS_WITHIN_S = 200, 5.0
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    from .browsing import browser
+    from .browser import browser
 
     with browser() as running:
         yield running
@@ -39,7 +39,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def url(home: Path) -> Iterator[str]:
-    from .browsing import serving
+    from .browser import serving
 
     with serving() as address:
         yield address
@@ -50,7 +50,7 @@ Visiting = Callable[..., AbstractContextManager["Visit"]]
 
 @pytest.fixture
 def visiting(chromium: Browser, url: str) -> Visiting:
-    from .browsing import visiting
+    from .browser import visiting
 
     return lambda **options: visiting(chromium, url, **options)
 
@@ -65,7 +65,7 @@ def visit(visiting: Visiting) -> Iterator[Visit]:
 def alive() -> Iterator[Callable[..., Any]]:
     """Runs that go on, under this process, for the length of a test."""
     with ExitStack() as stack:
-        yield lambda run, **changes: stack.enter_context(run_scenes.supervised(run, **changes))
+        yield lambda run, **changes: stack.enter_context(run_fixtures.supervised(run, **changes))
 
 
 def expect(locator: Any) -> Any:
@@ -114,7 +114,7 @@ def test_no_runs_yet_says_how_to_start_one(visit: Visit) -> None:
 
 
 def test_a_reward_training_tells_its_accuracy_and_nothing_of_a_policy(visit: Visit) -> None:
-    run = run_scenes.make_run(kind="reward", environment="reward-model", processes={"trainer": {"exit": 0}})
+    run = run_fixtures.make_run(kind="reward", environment="reward-model", processes={"trainer": {"exit": 0}})
     append_row(run.path / "metrics.jsonl", {"step": 1, "accuracy": 0.875})
     append_row(run.path / "metrics.jsonl", {"step": 1, "eval_accuracy": 0.84})
     page = visit.enter()
@@ -129,18 +129,18 @@ def test_a_reward_training_tells_its_accuracy_and_nothing_of_a_policy(visit: Vis
 
 
 def test_runs_appear_and_change_in_the_list_without_a_reload(visit: Visit, alive: Callable[..., Any]) -> None:
-    scenes_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
+    run_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
     page = visit.enter()
     still = stays(page)
     expect(page.locator(".run")).to_have_count(1)
     expect(page.locator(".run")).to_contain_text("completed")
     expect(page.locator(".run .spark polyline")).to_have_count(1)
-    run = run_scenes.make_run(steps=3)
+    run = run_fixtures.make_run(steps=3)
     alive(run, step=3)
     expect(page.locator(".run").first).to_contain_text(f"gsm8k-{RUN}")
     expect(page.locator(".run").first).to_contain_text("3 / 50")
-    run_scenes.add_step(run, 4)
-    run_scenes.change(run, step=4)
+    run_fixtures.add_step(run, 4)
+    run_fixtures.change(run, step=4)
     expect(page.locator(".run").first).to_contain_text("4 / 50")
     expect(page.locator(".run").first.locator(".figure").first).to_have_text("0.22")
     page.get_by_role("searchbox").fill("completed")
@@ -149,19 +149,19 @@ def test_runs_appear_and_change_in_the_list_without_a_reload(visit: Visit, alive
 
 
 def test_a_curve_grows_while_one_looks(visit: Visit, alive: Callable[..., Any]) -> None:
-    run = run_scenes.make_run(steps=3)
+    run = run_fixtures.make_run(steps=3)
     alive(run, step=3)
     page = visit.enter(f"#/runs/{RUN}")
     still = stays(page)
     line = page.locator(".charts.large path.line").first
     expect(page.locator(".charts.large .plot").first).to_have_attribute("aria-label", _says("0.19 to 0.21"))
     before = len(line.get_attribute("d") or "")
-    run_scenes.add_step(run, 4)
-    run_scenes.add_step(run, 5)
+    run_fixtures.add_step(run, 4)
+    run_fixtures.add_step(run, 5)
     expect(page.locator(".charts.large .plot").first).to_have_attribute("aria-label", _says("0.19 to 0.23"))
     assert len(line.get_attribute("d") or "") > before
     expect(page.locator(".points circle")).to_have_count(0)
-    scenes_results.evaluate(run, 0, 0.0)
+    run_results.evaluate(run, 0, 0.0)
     expect(page.locator(".charts.large .points circle")).to_have_count(2)
     expect(page.locator(".charts.large .points .margin")).to_have_count(2)
     assert still()
@@ -174,13 +174,13 @@ def _says(text: str) -> Any:
 
 
 def test_an_alert_appears_with_a_remedy_to_copy(visiting: Visiting, alive: Callable[..., Any]) -> None:
-    run = run_scenes.make_run(steps=8)
+    run = run_fixtures.make_run(steps=8)
     alive(run, step=8)
     remedy = 'rl_edit_config("max_token_length", 1536)'
     with visiting(permissions=["clipboard-read", "clipboard-write"]) as visit:
         page = visit.enter(f"#/runs/{RUN}")
         expect(page.locator(".facts")).to_contain_text("healthy")
-        run_scenes.add_alert(run, step=8, remedy=remedy)
+        run_fixtures.add_alert(run, step=8, remedy=remedy)
         alert = page.locator(".trouble.alert.current")
         expect(alert).to_contain_text("truncation")
         expect(alert).to_contain_text("41 % of the answers were cut off.")
@@ -191,7 +191,7 @@ def test_an_alert_appears_with_a_remedy_to_copy(visiting: Visiting, alive: Calla
 
 def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
     sentence = "Trainer ran out of GPU memory at step 7. Lower batch_size, then resume."
-    run = run_scenes.make_run(
+    run = run_fixtures.make_run(
         steps=7, status="failed", error=sentence, code="gpu_oom", exit={"process": "trainer", "code": 1}, resumable=True
     )
     (run.path / "logs" / "trainer.log").write_text("CUDA out of memory\n")
@@ -205,12 +205,10 @@ def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
 
 
 def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
-    run = run_scenes.make_run(steps=3)
+    run = run_fixtures.make_run(steps=3)
     for step in (1, 2):
-        answers = [
-            scenes_results.completion(f"answer {score} of step {step}", score) for score in (0.0, 0.25, 0.5, 1.0)
-        ]
-        scenes_results.add_group(run, step, *answers, prompt="What is 6 * 7?")
+        answers = [run_results.completion(f"answer {score} of step {step}", score) for score in (0.0, 0.25, 0.5, 1.0)]
+        run_results.add_group(run, step, *answers, prompt="What is 6 * 7?")
     page = visit.enter(f"#/runs/{RUN}")
     first = page.locator(".rollout").first
     page.get_by_role("button", name="best").click()
@@ -225,28 +223,28 @@ def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
 
 
 def test_a_run_that_stands_still_says_why_until_it_goes_on(visit: Visit, alive: Callable[..., Any]) -> None:
-    run = run_scenes.make_run(steps=3, step_s=2.0)
-    diagnosing.quiet_for(run, 60)
-    with diagnosing.trajectory_server() as trajectories:
+    run = run_fixtures.make_run(steps=3, step_s=2.0)
+    fake_trajectory_server.quiet_for(run, 60)
+    with fake_trajectory_server.trajectory_server() as trajectories:
         alive(run, step=3, urls={"api": trajectories.url})
         page = visit.enter(f"#/runs/{RUN}")
-        sentence = page.get_by_text(f"No batch yet: {diagnosing.WHY}")
+        sentence = page.get_by_text(f"No batch yet: {fake_trajectory_server.WHY}")
         expect(sentence).to_be_visible()
-        run_scenes.add_step(run, 4, step_s=2.0)
+        run_fixtures.add_step(run, 4, step_s=2.0)
         expect(sentence).to_be_hidden()
     visit.check()
 
 
 def test_texts_of_others_are_shown_and_never_run(visit: Visit, alive: Callable[..., Any]) -> None:
-    failed = run_scenes.make_run(
+    failed = run_fixtures.make_run(
         "bbbb2222", status="failed", name=HOSTILE, environment=HOSTILE, base_model=HOSTILE, error=HOSTILE, note=HOSTILE
     )
     (failed.path / "logs" / "supervisor.log").write_text(f"{HOSTILE}\n")
-    run = run_scenes.make_run(steps=2, name=HOSTILE, environment=HOSTILE, base_model=HOSTILE)
-    run_scenes.add_alert(run, rule=HOSTILE, step=2, evidence=HOSTILE, remedy=HOSTILE)
-    scenes_results.add_group(run, 1, scenes_results.completion(HOSTILE, 1.0), prompt=HOSTILE, item=HOSTILE)
+    run = run_fixtures.make_run(steps=2, name=HOSTILE, environment=HOSTILE, base_model=HOSTILE)
+    run_fixtures.add_alert(run, rule=HOSTILE, step=2, evidence=HOSTILE, remedy=HOSTILE)
+    run_results.add_group(run, 1, run_results.completion(HOSTILE, 1.0), prompt=HOSTILE, item=HOSTILE)
     for step in (0, 2):
-        scenes_results.evaluate(run, step, step / 4, tasks=[HOSTILE, f"{HOSTILE}?"])
+        run_results.evaluate(run, step, step / 4, tasks=[HOSTILE, f"{HOSTILE}?"])
     (run.path / "logs" / "trainer.log").write_text(f"{HOSTILE}\n")
     (run.path / "config.resolved.json").write_text(f'{{"env.{HOSTILE}": {{"value": "{HOSTILE}", "source": "edit"}}}}')
     append_row(run.path / "metrics.jsonl", {"step": 2, HOSTILE: 1.0, f"eval/{HOSTILE}": 1.0})
@@ -320,7 +318,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(visit: Visit) -> None:
 
 
 def test_results_tell_the_gain_with_its_interval_and_where_the_weights_are(visit: Visit) -> None:
-    run = scenes_results.trained(created_at=time.time() - 900, ended_at=time.time() - 60)
+    run = run_results.trained(created_at=time.time() - 900, ended_at=time.time() - 60)
     page = visit.enter(f"#/runs/{RUN}")
     gain = page.locator(".gains li").first
     expect(gain).to_contain_text("held-out tasks solved: +")
@@ -331,7 +329,7 @@ def test_results_tell_the_gain_with_its_interval_and_where_the_weights_are(visit
 
 
 def test_logs_and_settings_are_read(visit: Visit) -> None:
-    run = run_scenes.make_run(steps=1)
+    run = run_fixtures.make_run(steps=1)
     (run.path / "logs" / "trainer.log").write_text("step 1\n")
     (run.path / "logs" / "env.log").write_text("ready\nscored 3\n")
     (run.path / "config.resolved.json").write_text(
@@ -350,7 +348,7 @@ def test_logs_and_settings_are_read(visit: Visit) -> None:
 
 
 def test_everything_is_reached_by_keyboard(visit: Visit) -> None:
-    scenes_results.trained(steps=20, created_at=100.0, ended_at=160.0)
+    run_results.trained(steps=20, created_at=100.0, ended_at=160.0)
     page = visit.enter()
     expect(page.locator(".run")).to_have_count(1)
     _tab_to(page, "a.run")
@@ -375,7 +373,7 @@ def _tab_to(page: Page, selector: str) -> None:
 
 
 def test_a_run_that_is_not_there_offers_the_one_that_was_meant(visit: Visit) -> None:
-    run_scenes.make_run()
+    run_fixtures.make_run()
     page = visit.enter("#/runs/3fa9c1d3")
     visit.complaints.clear()
     page.get_by_role("link", name=f"Open {RUN}").click()
@@ -385,9 +383,9 @@ def test_a_run_that_is_not_there_offers_the_one_that_was_meant(visit: Visit) -> 
 
 @pytest.mark.parametrize("place", ["", f"#/runs/{RUN}"], ids=["list", "run"])
 def test_the_page_fits_a_narrow_window(visiting: Visiting, alive: Callable[..., Any], place: str) -> None:
-    run = scenes_results.trained(steps=20, environment="a-name-that-is-long-" * 4, status="running")
-    run_scenes.add_alert(run, step=18, remedy=f"rl_start_training(changes={{{'x' * 90}: 1}})")
-    scenes_results.add_group(run, 1, scenes_results.completion("word" * 90, 1.0))
+    run = run_results.trained(steps=20, environment="a-name-that-is-long-" * 4, status="running")
+    run_fixtures.add_alert(run, step=18, remedy=f"rl_start_training(changes={{{'x' * 90}: 1}})")
+    run_results.add_group(run, 1, run_results.completion("word" * 90, 1.0))
     alive(run, step=20)
     with visiting(viewport={"width": 400, "height": 800}) as visit:
         page = visit.enter(place)
@@ -408,9 +406,9 @@ def test_it_is_dark_for_those_who_prefer_that(visiting: Visiting) -> None:
 
 
 def test_the_end_of_the_server_is_said_and_what_was_told_stays(chromium: Browser, home: Path) -> None:
-    from .browsing import serving, visiting
+    from .browser import serving, visiting
 
-    run_scenes.make_run(steps=2)
+    run_fixtures.make_run(steps=2)
     with ExitStack() as server:
         url = server.enter_context(serving())
         with visiting(chromium, url) as visit:
@@ -424,7 +422,7 @@ def test_the_end_of_the_server_is_said_and_what_was_told_stays(chromium: Browser
 
 def test_two_hundred_runs_are_there_at_once(visit: Visit) -> None:
     for number in range(NUM_RUNS):
-        run = run_scenes.make_run(f"{number:08x}", created_at=1000.0 + number, ended_at=2000.0 + number)
+        run = run_fixtures.make_run(f"{number:08x}", created_at=1000.0 + number, ended_at=2000.0 + number)
         rows = [f'{{"step": {step}, "src": "trainer", "reward/mean": {step / 50}}}\n' for step in range(1, 51)]
         (run.path / "metrics.jsonl").write_text("".join(rows))
     visit.enter()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent import run_scenes, scenes_results
-from agent.run_scenes import RUN, told
+from agent import run_fixtures, run_results
+from agent.run_fixtures import RUN, told
 
 from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, POINTS, Curves, Spark, spark_of
 from halteres.observe.metrics import append_row
@@ -27,10 +27,10 @@ async def got(page: Client, path: str) -> Any:
 
 
 async def test_the_list_tells_every_run_newest_first(page: Client) -> None:
-    scenes_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
-    failed = run_scenes.make_run("bbbb2222", status="failed", error="It broke. " * 40, created_at=200.0)
-    run_scenes.add_alert(failed)
-    with run_scenes.supervised(run_scenes.make_run("cccc3333", steps=2, created_at=300.0), step=2):
+    run_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
+    failed = run_fixtures.make_run("bbbb2222", status="failed", error="It broke. " * 40, created_at=200.0)
+    run_fixtures.add_alert(failed)
+    with run_fixtures.supervised(run_fixtures.make_run("cccc3333", steps=2, created_at=300.0), step=2):
         rows = (await got(page, "/api/runs"))["runs"]
     assert [row["run_id"] for row in rows] == ["cccc3333", "bbbb2222", "aaaa1111"]
     live, broken, done = rows
@@ -43,7 +43,7 @@ async def test_the_list_tells_every_run_newest_first(page: Client) -> None:
 
 async def test_the_list_can_be_asked_for_some(page: Client) -> None:
     for run_id in ("aaaa1111", "bbbb2222"):
-        run_scenes.make_run(run_id)
+        run_fixtures.make_run(run_id)
     rows = (await got(page, "/api/runs?ids=bbbb2222,dddd4444"))["runs"]
     assert [row["run_id"] for row in rows] == ["bbbb2222"]
 
@@ -84,7 +84,7 @@ def test_a_glimpse_passes_over_what_is_torn_or_strange(tmp_path: Path) -> None:
 
 
 async def test_curves_come_as_columns_of_equal_length(page: Client) -> None:
-    scenes_results.trained(steps=50)
+    run_results.trained(steps=50)
     answer = await got(page, f"/api/runs/{RUN}/metrics?names=reward/mean,time/step,none")
     columns, evaluations = answer["columns"], answer["evaluations"]
     assert list(columns) == ["step", "reward/mean", "time/step"]
@@ -140,11 +140,11 @@ def test_an_environment_that_invents_names_does_not_fill_the_memory(tmp_path: Pa
 
 
 async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
-    run = run_scenes.make_run(steps=12)
-    run_scenes.add_evaluation(run, 10)
-    run_scenes.add_alert(run, step=7)
-    run_scenes.add_alert(run, step=11)
-    with run_scenes.supervised(run, step=12):
+    run = run_fixtures.make_run(steps=12)
+    run_fixtures.add_evaluation(run, 10)
+    run_fixtures.add_alert(run, step=7)
+    run_fixtures.add_alert(run, step=11)
+    with run_fixtures.supervised(run, step=12):
         view, answer = await got(page, f"/api/runs/{RUN}"), await told("rl_check_status", run_id=RUN)
         assert await got(page, f"/api/runs/{RUN}/status") == {**answer, "running_time_minutes": view["minutes"]}
     for name in ("status", "environment", "step", "total_steps", "metrics", "processes", "health", "next"):
@@ -156,7 +156,7 @@ async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
 
 async def test_a_look_at_the_page_uses_up_no_look_of_an_agent(page: Client, home: Path) -> None:
     (home / "policy.yaml").write_text("min_status_interval_s: 1800\n")
-    with run_scenes.supervised(run_scenes.make_run(steps=3), step=3):
+    with run_fixtures.supervised(run_fixtures.make_run(steps=3), step=3):
         for _ in range(2):
             assert (await got(page, f"/api/runs/{RUN}"))["metrics"]["step"] == 3
         assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
@@ -165,7 +165,7 @@ async def test_a_look_at_the_page_uses_up_no_look_of_an_agent(page: Client, home
 
 async def test_a_failed_run_is_told_with_its_sentence_its_log_and_what_to_do(page: Client) -> None:
     sentence = "Trainer ran out of GPU memory at step 7. Lower batch_size, then: halteres train --resume 3fa9c1d2"
-    run = run_scenes.make_run(
+    run = run_fixtures.make_run(
         status="failed", error=sentence, code="gpu_oom", exit={"process": "trainer", "code": 1}, resumable=True
     )
     (run.path / "logs" / "trainer.log").write_text("CUDA out of memory\n")
@@ -177,7 +177,7 @@ async def test_a_failed_run_is_told_with_its_sentence_its_log_and_what_to_do(pag
 
 
 async def test_settings_tell_who_set_them(page: Client) -> None:
-    run = run_scenes.make_run()
+    run = run_fixtures.make_run()
     (run.path / "config.resolved.json").write_text(
         json.dumps(
             {
@@ -195,12 +195,12 @@ async def test_settings_tell_who_set_them(page: Client) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
 async def test_settings_that_cannot_be_read_are_none(page: Client, content: str) -> None:
-    (run_scenes.make_run().path / "config.resolved.json").write_text(content)
+    (run_fixtures.make_run().path / "config.resolved.json").write_text(content)
     assert await got(page, f"/api/runs/{RUN}/settings") == {"settings": []}
 
 
 async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Client) -> None:
-    run = scenes_results.trained(steps=20, created_at=100.0, ended_at=160.0)
+    run = run_results.trained(steps=20, created_at=100.0, ended_at=160.0)
     evals = await got(page, f"/api/runs/{RUN}/evals")
     assert [one["step"] for one in evals["evaluations"]] == [0, 20]
     assert 1 <= len(evals["tasks"]) <= 6
@@ -210,8 +210,8 @@ async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Cl
 
 
 async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
-    run = run_scenes.make_run(steps=3)
-    scenes_results.add_group(run, 2, scenes_results.completion("good", 1.0), scenes_results.completion("bad", 0.0))
+    run = run_fixtures.make_run(steps=3)
+    run_results.add_group(run, 2, run_results.completion("good", 1.0), run_results.completion("bad", 0.0))
     (run.path / "logs" / "env.log").write_text("one\ntwo\nthree\n")
     best = await got(page, f"/api/runs/{RUN}/rollouts?step=2&which=best&n=1")
     assert best == await told("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
@@ -224,7 +224,7 @@ async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
     ("query", "field"), [("step=x", "step"), ("which=finest", "which"), ("n=9", "n"), ("n=-1", "n"), ("n=1.5", "n")]
 )
 async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(page: Client, query: str, field: str) -> None:
-    run_scenes.make_run()
+    run_fixtures.make_run()
     async with page() as http:
         answer = await http.get(f"/api/runs/{RUN}/rollouts?{query}")
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_arguments", field)
@@ -232,7 +232,7 @@ async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(page: Client,
 
 @pytest.mark.parametrize("what", ["", "/metrics", "/settings", "/evals", "/status", "/results", "/rollouts", "/logs"])
 async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(page: Client, what: str) -> None:
-    run_scenes.make_run()
+    run_fixtures.make_run()
     async with page() as http:
         answer = await http.get(f"/api/runs/3fa9c1d3{what}")
         assert answer.status_code == 404
@@ -242,7 +242,7 @@ async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(page:
 
 
 async def test_stop_is_the_tool(page: Client) -> None:
-    run = run_scenes.make_run(status="stopped", steps=3)
+    run = run_fixtures.make_run(status="stopped", steps=3)
     async with page(origin=f"http://{HOST}") as http:
         answer = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "after_step"})
         refused = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "at once"})
@@ -252,15 +252,15 @@ async def test_stop_is_the_tool(page: Client) -> None:
 
 async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", SECRET)
-    run = run_scenes.make_run(
+    run = run_fixtures.make_run(
         name=f"run {SECRET}", status="failed", error=f"It said {SECRET}.", code="process_exited", steps=2
     )
-    run_scenes.add_alert(run, evidence=f"It is {SECRET}.")
+    run_fixtures.add_alert(run, evidence=f"It is {SECRET}.")
     (run.path / "config.resolved.json").write_text(json.dumps({"env.key": {"value": SECRET, "source": "edit"}}))
     (run.path / "logs" / "supervisor.log").write_text(f"{SECRET}\n")
-    scenes_results.add_group(run, 1, scenes_results.completion(SECRET, 1.0), prompt=SECRET, item=SECRET)
+    run_results.add_group(run, 1, run_results.completion(SECRET, 1.0), prompt=SECRET, item=SECRET)
     for step in (0, 2):
-        scenes_results.evaluate(run, step, 0.1, tasks=[SECRET, f"{SECRET}?"])
+        run_results.evaluate(run, step, 0.1, tasks=[SECRET, f"{SECRET}?"])
     append_row(run.path / "metrics.jsonl", {"step": 2, SECRET: 1.0})
     async with page() as http:
         for path in ("/api/runs", *(f"/api/runs/{RUN}{what}" for what in PARTS)):
@@ -274,7 +274,7 @@ PARTS = ("", "/metrics", "/settings", "/evals", "/results", "/rollouts", "/logs?
 
 
 async def test_events_that_nobody_of_us_wrote_do_no_harm(page: Client) -> None:
-    run = run_scenes.make_run()
+    run = run_fixtures.make_run()
     events: list[Mapping[str, Any]] = [
         {"type": ["status"]},
         {"type": "status", "status": {"a": [1]}, "t": "late"},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training.standins import REGISTRATION, FakePolicy, FakeServer, stopping
+from training.fakes import REGISTRATION, FakePolicy, FakeServer, stopping
 
 from halteres.config.gem_ids import GEM, OTHER_FAMILIES
 from halteres.config.settings import Settings, TrainerSettings

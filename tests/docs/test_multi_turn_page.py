@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from clients.sdk.serving import serving
-from environments.stages import TOKENIZER, inference_server, server
+from environments.fakes import TOKENIZER, inference_server, server
 
 from halteres.environments.multi_turn import MultiTurnEnv, Step
 from halteres.environments.scored import turns_of

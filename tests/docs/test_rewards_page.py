@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from environments.stages import inference_server, server
+from environments.fakes import inference_server, server
 from rewards.test_judges import endpoint
 
 from halteres.environments.arithmetic import ArithmeticEnv

@@ -16,7 +16,7 @@ from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassR
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
-from .scenes import CROSS_ENTROPY, EVERYTHING, PROMPT, from_folder, packed, streamed, weighted
+from .requests import CROSS_ENTROPY, EVERYTHING, PROMPT, from_folder, packed, streamed, weighted
 
 DATUM = weighted([5, 6, 7], [6, 7, 8])
 

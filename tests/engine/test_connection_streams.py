@@ -15,8 +15,8 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, NotReady, ServerError
 
-from .scenes import CROSS_ENTROPY, PROMPT, packed, streamed, weighted
-from .torch_scenes import running
+from .requests import CROSS_ENTROPY, PROMPT, packed, streamed, weighted
+from .torch_fixtures import running
 
 FREE = SamplingParams(max_tokens=30, seed=5, stop_tokens=())
 

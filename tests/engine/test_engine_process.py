@@ -20,7 +20,7 @@ from halteres.engine.protocol import LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
 from halteres.models import TINY
 
-from .scenes import PROMPT, packed
+from .requests import PROMPT, packed
 
 pytestmark = pytest.mark.runs
 

@@ -26,7 +26,7 @@ from halteres.engine.protocol import CustomLoss, LossSpec
 from halteres.engine.torch import graph_operations
 from halteres.errors import InvalidData
 
-from .graph_scenes import LOGPROBS, handmade_wire, node, wire
+from .custom_losses import LOGPROBS, handmade_wire, node, wire
 
 GRAPH, INPUTS = handmade_wire(node("sum", LOGPROBS, op="call_method", name="total"))
 """The smallest loss."""

@@ -25,9 +25,9 @@ from halteres.engine.torch.custom_loss import MAX_ELEMENTS, Program
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, UserError
 
-from .graph_scenes import LOGPROBS, custom, handmade, node, traced
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
-from .torch_scenes import LORA, gradient, logprobs_of, pair, prompts, running, trained
+from .custom_losses import LOGPROBS, custom, handmade, node, traced
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
+from .torch_fixtures import LORA, gradient, logprobs_of, pair, prompts, running, trained
 
 WAIT_S = 20.0
 

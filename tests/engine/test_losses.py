@@ -15,7 +15,7 @@ from halteres.engine.torch import losses
 from halteres.errors import InvalidData
 from halteres.losses import CUSTOM, LOSSES
 
-from .scenes import array, packed
+from .requests import array, packed
 
 MODEL = ModelInfo(
     name="m",

@@ -17,8 +17,8 @@ from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData
 
-from .scenes import CROSS_ENTROPY, array, packed
-from .torch_scenes import (
+from .requests import CROSS_ENTROPY, array, packed
+from .torch_fixtures import (
     LORA,
     Reference,
     gradient,

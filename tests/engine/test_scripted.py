@@ -16,7 +16,7 @@ from halteres.engine.protocol import Adam, ExtraLogprobs, LoraConfig, LossSpec, 
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import Conflict, InvalidData, NotFound, NotReady, ServerError, UserError
 
-from .scenes import (
+from .requests import (
     CROSS_ENTROPY,
     EVERYTHING,
     IMPORTANCE_SAMPLING,

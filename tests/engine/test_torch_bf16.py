@@ -15,8 +15,8 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.projections import operand_type, plus, unrounded
 from halteres.models import TINY
 
-from .scenes import CROSS_ENTROPY
-from .torch_scenes import LORA, RATE, lessons, logprobs_of, of_answer, prompts, sample, tokens_of
+from .requests import CROSS_ENTROPY
+from .torch_fixtures import LORA, RATE, lessons, logprobs_of, of_answer, prompts, sample, tokens_of
 
 pytestmark = pytest.mark.runs
 

@@ -30,8 +30,8 @@ from halteres.engine.torch.worker import Scheduler
 from halteres.errors import UserError
 from halteres.text import load_tokenizer
 
-from .scenes import packed
-from .torch_scenes import DTYPE, prompts, same_numbers, tokens_of
+from .requests import packed
+from .torch_fixtures import DTYPE, prompts, same_numbers, tokens_of
 
 pytestmark = pytest.mark.runs
 

@@ -18,8 +18,8 @@ from halteres.engine.protocol import Datum, LoraConfig, Weights, WeightsDamaged
 from halteres.engine.torch import peft_checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY, from_folder
-from .torch_scenes import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
+from .requests import CROSS_ENTROPY, from_folder
+from .torch_fixtures import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 pytestmark = pytest.mark.runs
 

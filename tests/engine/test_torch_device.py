@@ -21,9 +21,9 @@ from halteres.errors import InvalidConfig
 from halteres.models.shape import read_shape
 from halteres.runs.starting import resources
 
-from .scenes import IMPORTANCE_SAMPLING
+from .requests import IMPORTANCE_SAMPLING
 from .test_torch_trie import branching
-from .torch_scenes import RATE, logprobs_of, of_answer, sample, tokens_of, trained
+from .torch_fixtures import RATE, logprobs_of, of_answer, sample, tokens_of, trained
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,8 @@ from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData
 
-from .scenes import array, packed
-from .torch_scenes import Reference, lists, logprobs_of, prompts, running, sample, tokens_of, trained, within
+from .requests import array, packed
+from .torch_fixtures import Reference, lists, logprobs_of, prompts, running, sample, tokens_of, trained, within
 
 PROMPT = prompts(1, low=70, high=71, seed=31)[0]
 

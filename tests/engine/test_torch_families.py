@@ -19,8 +19,8 @@ from halteres.engine.torch.transformers_model import TransformersModel
 from halteres.errors import InvalidConfig
 from halteres.models import TINY
 
-from .scenes import CROSS_ENTROPY
-from .torch_scenes import (
+from .requests import CROSS_ENTROPY
+from .torch_fixtures import (
     LORA,
     RATE,
     Reference,

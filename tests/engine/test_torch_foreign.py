@@ -18,8 +18,8 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine
 from halteres.errors import HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY, from_folder
-from .torch_scenes import RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
+from .requests import CROSS_ENTROPY, from_folder
+from .torch_fixtures import RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENS = prompts(1, low=30, high=31, seed=71)[0]

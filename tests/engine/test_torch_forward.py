@@ -21,8 +21,8 @@ from halteres.engine.torch.model import BaseModel, Grid, gated, rms_norm
 from halteres.engine.torch.projections import head_logits, linear, project, target_logprobs
 from halteres.errors import InvalidConfig, NotFound
 
-from .scenes import CROSS_ENTROPY
-from .torch_scenes import (
+from .requests import CROSS_ENTROPY
+from .torch_fixtures import (
     DTYPE,
     LORA,
     Reference,

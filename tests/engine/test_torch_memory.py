@@ -27,8 +27,8 @@ from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_f
 from halteres.models import TINY
 from halteres.process import Memory
 
-from .scenes import CROSS_ENTROPY, packed, streamed
-from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights, within
+from .requests import CROSS_ENTROPY, packed, streamed
+from .torch_fixtures import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights, within
 
 pytestmark = pytest.mark.runs
 

@@ -20,8 +20,8 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch import TorchEngine, merge
 from halteres.errors import HalteresError, InvalidData, NotFound
 
-from .scenes import CROSS_ENTROPY
-from .torch_scenes import logprobs_of, pair, prompts, running, same_numbers, trained, within
+from .requests import CROSS_ENTROPY
+from .torch_fixtures import logprobs_of, pair, prompts, running, same_numbers, trained, within
 
 TOKENS = prompts(1, low=40, high=41, seed=81)[0]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

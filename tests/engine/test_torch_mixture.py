@@ -19,8 +19,8 @@ from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import InvalidData, UserError
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array
-from .torch_scenes import gradient, lessons, logprobs_of, pair, prompts, running, sample, tokens_of, weights
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array
+from .torch_fixtures import gradient, lessons, logprobs_of, pair, prompts, running, sample, tokens_of, weights
 
 pytestmark = pytest.mark.runs
 

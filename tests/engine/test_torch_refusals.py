@@ -18,8 +18,8 @@ from halteres.engine.protocol import Adam, Datum, LoraConfig, LossSpec
 from halteres.errors import InvalidData, NotFound, UserError, as_failed_future
 from halteres.losses import LOSSES
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
-from .torch_scenes import LORA, RATE, gradient, lessons, pair, prompts, running, trained, weights
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, packed
+from .torch_fixtures import LORA, RATE, gradient, lessons, pair, prompts, running, trained, weights
 
 
 @proves("optim:needs-gradient")

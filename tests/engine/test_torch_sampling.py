@@ -20,8 +20,8 @@ from halteres.engine.torch.worker import Scheduler
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
 from halteres.text import load_tokenizer
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, packed
-from .torch_scenes import (
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, packed
+from .torch_fixtures import (
     LORA,
     RATE,
     lessons,

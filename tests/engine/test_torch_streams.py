@@ -20,8 +20,8 @@ from halteres.engine.torch.rows import Newest, Row
 from halteres.errors import InvalidData, NotReady, UserError
 from halteres.text import load_tokenizer
 
-from .scenes import packed, streamed
-from .torch_scenes import lists, prompts, running, sample, tokens_of, trained
+from .requests import packed, streamed
+from .torch_fixtures import lists, prompts, running, sample, tokens_of, trained
 
 pytestmark = pytest.mark.runs
 

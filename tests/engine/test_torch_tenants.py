@@ -19,8 +19,8 @@ from halteres.engine.torch.micro_batches import plan
 from halteres.engine.torch.model import FusedModel
 from halteres.errors import HalteresError, InvalidData
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, from_folder, packed
-from .torch_scenes import lessons, of_answer, pair, prompts, running, sample
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array, from_folder, packed
+from .torch_fixtures import lessons, of_answer, pair, prompts, running, sample
 
 pytestmark = pytest.mark.runs
 

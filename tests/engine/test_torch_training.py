@@ -16,8 +16,8 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.micro_batches import Example, MicroBatch, plan
 from halteres.errors import ServerError
 
-from .scenes import CROSS_ENTROPY, IMPORTANCE_SAMPLING
-from .torch_scenes import (
+from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING
+from .torch_fixtures import (
     LORA,
     RATE,
     Reference,

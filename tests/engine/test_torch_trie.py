@@ -20,8 +20,8 @@ from halteres.engine.torch.model import BaseModel, Grid
 from halteres.engine.torch.passes import JointAxis, PendingBatch
 from halteres.engine.torch.trie import Trie, joins, shared_length, target_cells
 
-from .scenes import IMPORTANCE_SAMPLING
-from .torch_scenes import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained, within
+from .requests import IMPORTANCE_SAMPLING
+from .torch_fixtures import DTYPE, logprobs_of, of_answer, prompts, running, sample, trained, within
 
 CPU = torch.device("cpu")
 

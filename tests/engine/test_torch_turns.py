@@ -17,9 +17,9 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.passes import run_pass
 from halteres.errors import NotFound
 
-from .graph_scenes import custom
-from .scenes import CROSS_ENTROPY, from_folder
-from .torch_scenes import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
+from .custom_losses import custom
+from .requests import CROSS_ENTROPY, from_folder
+from .torch_fixtures import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
 
 PROMPT = prompts(1, seed=71)[0]
 SMALL = Limits(pass_tokens=64)

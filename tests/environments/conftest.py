@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from .stages import Inference, inference_server
+from .fakes import Inference, inference_server
 
 
 @pytest_asyncio.fixture

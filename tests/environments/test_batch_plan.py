@@ -14,7 +14,7 @@ from halteres.clients.trajectories import Posted, Registered
 from halteres.environments.base import Backlog
 from halteres.environments.scored import ScoredDataGroup
 
-from .stages import Digits, Inference, Trainer, at_work, config, server
+from .fakes import Digits, Inference, Trainer, at_work, config, server
 
 STEPS = 5
 

@@ -16,7 +16,7 @@ from halteres.rollouts.chat import Chat
 from halteres.text import Tokenizer
 from halteres.types import MASKED, PolicyVersion, Trajectory, Turn
 
-from .stages import FOLDER, TOKENIZER
+from .fakes import FOLDER, TOKENIZER
 
 LLAMA_3 = (
     "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim }}"

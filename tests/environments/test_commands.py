@@ -16,7 +16,7 @@ from halteres.environments import commands
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.observe.metrics import read_rows
 
-from .stages import ARITHMETIC, ENVIRONMENTS, Inference, environment, run, write_config
+from .fakes import ARITHMETIC, ENVIRONMENTS, Inference, environment, run, write_config
 
 pytestmark = pytest.mark.runs
 

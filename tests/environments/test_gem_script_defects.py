@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
-from training.standins import REGISTRATION, FakePolicy, FakeServer, stopping
-from trajectories.scenes import Scene, opened
-from trajectories.scenes import group as queued_group
+from training.fakes import REGISTRATION, FakePolicy, FakeServer, stopping
+from trajectories.server_fixtures import ServerFixture, opened
+from trajectories.server_fixtures import group as queued_group
 
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.trainer import Element
@@ -48,7 +48,7 @@ from halteres.training.report import Report
 from halteres.training.turns import turns_of
 from halteres.types import Batch, PolicyVersion, Trajectory, Turn
 
-from .stages import FOLDER, TOKENIZER, Inference, Trainer, at_work, server
+from .fakes import FOLDER, TOKENIZER, Inference, Trainer, at_work, server
 
 Env = TypeVar("Env", bound=GameEnv)
 
@@ -255,14 +255,14 @@ async def test_f_no_episode_waits_for_a_slower_one(inference: Inference) -> None
 
 
 @pytest.fixture
-async def queue(tmp_path: Path) -> AsyncIterator[Scene]:
+async def queue(tmp_path: Path) -> AsyncIterator[ServerFixture]:
     async with opened(tmp_path / "queue.sqlite") as scene:
         yield scene
 
 
 @pytest.mark.parametrize(("max_staleness", "plays_on"), [(0, False), (1, True)])
 async def test_g_games_go_on_while_the_trainer_trains_as_far_as_staleness_allows(
-    queue: Scene, max_staleness: int, plays_on: bool
+    queue: ServerFixture, max_staleness: int, plays_on: bool
 ) -> None:
     """G: the script sampled, then trained, then saved."""
     await queue.begin(max_staleness=max_staleness, run_id="r")

@@ -18,7 +18,7 @@ from halteres.environments.scored import ScoredDataGroup
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.types import MASKED
 
-from .stages import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
+from .fakes import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
 
 
 class Saving(Trainer):

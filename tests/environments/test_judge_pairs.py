@@ -14,7 +14,7 @@ from halteres.environments.judge_pairs import JudgePairsEnv, Pair, in_random_ord
 from halteres.errors import InvalidData
 from halteres.rewards.preferences import Comparison
 
-from .stages import Inference, server
+from .fakes import Inference, server
 
 
 def made(inference: Inference, **changes: object) -> JudgePairsEnv:

@@ -17,7 +17,7 @@ from halteres.observe.metrics import read_rows
 from halteres.rollouts.rng import Draw
 from halteres.types import MASKED, Turn
 
-from .stages import TOKENIZER, Inference, server
+from .fakes import TOKENIZER, Inference, server
 
 Env = TypeVar("Env", bound=MultiTurnEnv)
 

@@ -15,7 +15,7 @@ from halteres.errors import NotReady
 from halteres.observe.metrics import read_rows
 from halteres.types import CONTEXT_LOGPROB, MASKED
 
-from .stages import (
+from .fakes import (
     ARITHMETIC,
     TOKENIZER,
     Inference,

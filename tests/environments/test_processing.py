@@ -14,7 +14,7 @@ from halteres.environments.processing import process
 from halteres.errors import EnvironmentFailed, InvalidData, ServerError
 from halteres.observe.metrics import Row, read_rows
 
-from .stages import Digits, Inference, config, server, serving
+from .fakes import Digits, Inference, config, server, serving
 
 
 class Choosy(Digits):

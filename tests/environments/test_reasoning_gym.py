@@ -20,7 +20,7 @@ from halteres.environments.worker_process import WorkerLost, WorkerProcess, Work
 from halteres.errors import InvalidConfig
 from halteres.rollouts.groups import GroupFailed
 
-from .stages import ENVIRONMENTS, Inference, run, server, write_config
+from .fakes import ENVIRONMENTS, Inference, run, server, write_config
 
 PACKAGE = """
 import os, time

@@ -16,7 +16,7 @@ from halteres.rollouts.rng import Draw, next_sampling_seed, one_rollout, rolling
 from halteres.rollouts.sampler import ContextOverflow, Sampler
 from halteres.types import FailedRollout
 
-from .stages import TOKENIZER, Inference
+from .fakes import TOKENIZER, Inference
 
 QUICK = Retries(attempts=3, first_wait_s=0.001, longest_wait_s=0.001)
 

@@ -23,7 +23,7 @@ from halteres.environments.scored import (
 from halteres.errors import EnvironmentFailed, InvalidData
 from halteres.types import FailedRollout, PolicyVersion, Trajectory, Turn
 
-from .stages import TOKENIZER
+from .fakes import TOKENIZER
 
 
 def turn(prompt: tuple[int, ...], action: tuple[int, ...], version: int = 3) -> Turn:

@@ -22,7 +22,7 @@ from halteres.errors import EnvironmentGaveUp, InvalidConfig
 from halteres.observe.metrics import read_rows
 from halteres.rollouts.rng import Draw
 
-from .stages import Digits, Inference, Trainer, at_work, config, server, serving
+from .fakes import Digits, Inference, Trainer, at_work, config, server, serving
 
 FUNCTIONS = '''
 """Rewards of the tests."""

@@ -15,7 +15,7 @@ from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig,
 from halteres.observe.metrics import read_rows
 from halteres.types import CONTEXT_LOGPROB, MASKED, Trajectory
 
-from .stages import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
+from .fakes import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:

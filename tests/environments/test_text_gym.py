@@ -14,7 +14,7 @@ from halteres.environments.scored import rollouts_of
 from halteres.environments.text_gym import TextGymEnv
 from halteres.errors import InvalidConfig
 
-from .stages import Inference
+from .fakes import Inference
 from .test_multi_turn import made, settled
 
 PACKAGE = '''"""Draws from the process's own generator, as GEM does."""

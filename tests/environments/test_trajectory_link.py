@@ -26,7 +26,7 @@ from halteres.environments.trajectory_link import STORED, Outbox, OutgoingGroup,
 from halteres.errors import InvalidData, NotReady
 from halteres.observe.metrics import read_rows
 
-from .stages import (
+from .fakes import (
     ARITHMETIC,
     TOKENIZER,
     Digits,

@@ -15,7 +15,7 @@ from halteres.environments.problems import split_of
 from halteres.environments.rows import Row
 from halteres.environments.word_problems import ROWS, WordProblemsEnv
 
-from .stages import ENVIRONMENTS, Inference, run, write_config
+from .fakes import ENVIRONMENTS, Inference, run, write_config
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "word_problems.py"
 

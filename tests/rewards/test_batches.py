@@ -18,7 +18,7 @@ from halteres.rewards.torch.batches import (
 )
 from halteres.rewards.torch.network import PART_TOKENS
 
-from .torch_scenes import random_network
+from .torch_fixtures import random_network
 
 _DRAWN = random.Random(0)
 LENGTHS = [_DRAWN.randint(5, 300) for _ in range(203)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from clients.sdk.serving import serving
-from environments.stages import Digits, config
+from environments.fakes import Digits, config
 
 from halteres.environments.config import APIServerConfig
 from halteres.environments.work import Drawn, settle_item

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from environments.stages import serving
+from environments.fakes import serving
 
 from halteres.rewards.components import JudgeSpec, RewardSpec, read_rubric
 from halteres.rewards.functions import Sample

@@ -15,7 +15,7 @@ from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.training_plan import LoraSettings
 
-from .torch_scenes import sums
+from .torch_fixtures import sums
 
 CHATS = [[{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": text}] for text in "56"]
 

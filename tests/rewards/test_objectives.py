@@ -27,7 +27,7 @@ from halteres.rewards.server import create_app
 from halteres.scores import Scorable
 
 from .standin_model import listening
-from .torch_scenes import sums
+from .torch_fixtures import sums
 
 pytestmark = pytest.mark.runs
 

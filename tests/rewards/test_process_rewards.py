@@ -22,7 +22,7 @@ from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.torch.losses import comparison_loss
 from rewards.scorers import Scripted
 
-from .torch_scenes import random_network
+from .torch_fixtures import random_network
 
 pytestmark = pytest.mark.runs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from environments.stages import serving
+from environments.fakes import serving
 
 from halteres.rewards import reward_list
 from halteres.rewards.components import RewardSpec

@@ -24,7 +24,7 @@ from halteres.rewards.model_folder import (
 )
 from halteres.scores import REWARD_FILE, Scorable
 
-from .torch_scenes import sums, tiny
+from .torch_fixtures import sums, tiny
 
 
 def user(text: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ from halteres.rewards.torch.model import TRAINER_STATE, checkpoints
 from halteres.rewards.torch.trainer import LossNotFinite, TrainingResult, progress
 from halteres.scores import REWARD_FILE
 
-from .torch_scenes import sums, tiny
+from .torch_fixtures import sums, tiny
 
 pytestmark = pytest.mark.runs
 
@@ -132,7 +132,7 @@ import os, signal, sys
 import torch
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardTrainer
-from rewards.torch_scenes import sums
+from rewards.torch_fixtures import sums
 
 torch.set_num_threads(int(sys.argv[2]))
 config = RewardConfig(output_dir=sys.argv[1], max_steps=6, logging_steps=1, save_steps=2, disable_tqdm=True)

@@ -11,7 +11,7 @@ import pytest
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.starting.start import start_run
 
-from .scenes import STANDIN_SUPERVISOR, StartRun, end, settings
+from .run_fixtures import STANDIN_SUPERVISOR, StartRun, end, settings
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from halteres.runs.directory import RunDirectory, list_runs, stop_run
 from halteres.runs.starting.preflight import examine
 from halteres.runs.starting.start import LOCK, plan_of
 
-from .scenes import HERE, StartRun, wait, wait_for_end
+from .run_fixtures import HERE, StartRun, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 
 ONE_START = """
 import sys
 from halteres.runs.starting.start import start_run
-from runs.scenes import STANDIN_SUPERVISOR, settings
+from runs.run_fixtures import STANDIN_SUPERVISOR, settings
 
 asked = settings()
 print("ready", flush=True)

@@ -15,7 +15,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 from halteres.runs.supervision.controller import POLICY, Budget
 
-from .scenes import StartRun, survivors, wait_for_end
+from .run_fixtures import StartRun, survivors, wait_for_end
 
 HOUR = 3600.0
 

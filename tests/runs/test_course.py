@@ -21,7 +21,7 @@ from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
 from halteres.runs.starting.start import start_run
 
-from .scenes import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
+from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

@@ -20,7 +20,7 @@ from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.starting.start import start_run
 
-from .scenes import end, wait, wait_for_end
+from .run_fixtures import end, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

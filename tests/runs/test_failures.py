@@ -21,7 +21,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failures import NO_REASON, reason
 from halteres.runs.supervision.supervisor import main as supervise
 
-from .scenes import StartRun, survivors, wait, wait_for_end
+from .run_fixtures import StartRun, survivors, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

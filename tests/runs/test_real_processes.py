@@ -16,7 +16,7 @@ from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import stop_run
 from halteres.runs.starting.start import start_run
 
-from .scenes import survivors, wait, wait_for_end
+from .run_fixtures import survivors, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

@@ -20,7 +20,7 @@ from halteres.runs.starting.start import start_run
 from halteres.runs.state import write_state
 from halteres.service.durable.journal import BURNT, MODELS, REQUESTS, SCHEMA
 
-from .scenes import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
+from .run_fixtures import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

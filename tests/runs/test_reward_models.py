@@ -18,7 +18,7 @@ from halteres.runs.starting.preflight import examine, examine_components, examin
 from halteres.runs.starting.run_models import reward_folders, server_bytes, with_absolute_folders, with_places
 from halteres.runs.starting.start import plan_of, start_run
 
-from .scenes import survivors, wait, wait_for_end
+from .run_fixtures import survivors, wait, wait_for_end
 
 EDITS = (
     *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),

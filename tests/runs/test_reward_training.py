@@ -19,7 +19,7 @@ from halteres.runs.reading.evaluations import outcome_of
 from halteres.runs.starting.preflight import MissingKey
 from halteres.runs.starting.start import begin_run, plan_resumed_training, plan_reward_training
 
-from .scenes import survivors, wait, wait_for_end
+from .run_fixtures import survivors, wait, wait_for_end
 
 NUM_PAIRS, BATCH = 48, 4
 

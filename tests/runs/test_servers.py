@@ -28,7 +28,7 @@ from halteres.runs.starting.start import start_run
 from halteres.runs.supervision import roles
 from halteres.runs.supervision.roles import WELL_KNOWN, listen
 
-from .scenes import StartRun, wait, wait_for_end
+from .run_fixtures import StartRun, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 

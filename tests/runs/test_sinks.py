@@ -16,7 +16,7 @@ from halteres.observe.sinks import SinkReport, read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
 
-from .scenes import StartRun, wait_for_end
+from .run_fixtures import StartRun, wait_for_end
 
 pytestmark = pytest.mark.runs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tinker
 
-from .scenes import Scene, closing, serving
+from .live_service import LiveService, closing, serving
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +19,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene(tmp_path: Path) -> AsyncIterator[LiveService]:
     async with serving(tmp_path) as scene:
         yield scene
 
 
 @pytest.fixture
-async def client(scene: Scene) -> AsyncIterator[tinker.ServiceClient]:
+async def client(scene: LiveService) -> AsyncIterator[tinker.ServiceClient]:
     async with closing(await scene.client()) as client:
         yield client

@@ -22,8 +22,8 @@ from halteres.service.service import Options
 from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 
-from .scenes import Scene, serving
-from .speaking import TOKENIZER
+from .inference_fixtures import TOKENIZER
+from .live_service import LiveService, serving
 
 WAIT_S = 20
 
@@ -48,7 +48,7 @@ SCORED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), SCORED)
 async def test_log_probabilities_of_a_prompt_are_bounded_with_the_number_of_sequences(
-    scene: Scene, path: str, body: dict[str, Any]
+    scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:
     status, answer = await scene.ask(path, **body)
     assert status == 400, answer
@@ -56,14 +56,14 @@ async def test_log_probabilities_of_a_prompt_are_bounded_with_the_number_of_sequ
     assert scene.engine.calls["sample"] == 0
 
 
-async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: Scene) -> None:
+async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: LiveService) -> None:
     body = {"input_ids": LONG_PROMPT, "return_logprob": True, "top_logprobs_num": 5}
     params = {"n": 400, "max_new_tokens": 1}
     for start, status in ((0, 400), (290, 200), (1000, 200)):
         assert (await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start))[0] == status
 
 
-async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: Scene) -> None:
+async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: LiveService) -> None:
     body = {"prompt": LONG_PROMPT, "prompt_logprobs": 5, "n": 64, "max_tokens": 1}
     assert (await scene.ask("/v1/completions", **body))[0] == 200
     status, answer = await scene.ask("/v1/completions", **body, stream=True)
@@ -72,7 +72,7 @@ async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answ
 
 @pytest.mark.parametrize(("path", "body"), SCORED[:4])
 async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     made = list[int]()
     shaped = TOKENIZER.token
@@ -89,7 +89,7 @@ async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
     assert len(made) < 8 * len(LONG_PROMPT)
 
 
-async def test_a_large_answer_is_made_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_answer_is_made_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
 
     choice = CompletionAnswer._choice  # pyright: ignore[reportPrivateUsage] - nothing else is made there
@@ -114,12 +114,12 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", SMALL)
-async def test_a_body_without_datums_and_prompts_is_small(scene: Scene, path: str) -> None:
+async def test_a_body_without_datums_and_prompts_is_small(scene: LiveService, path: str) -> None:
     status, answer = await scene.post(path, SMALL[path])
     assert (status, "64.0 KiB are the limit" in str(answer)) == (413, True)
 
 
-async def test_a_request_without_datums_stays_small_when_it_is_decompressed(scene: Scene) -> None:
+async def test_a_request_without_datums_stays_small_when_it_is_decompressed(scene: LiveService) -> None:
     """And its number is used up, so that the next one need not wait for it."""
     model = await scene.model()
     told = b'{"model_id": "%s", "seq_id": 1, "optimizer_params": {"a": "%s"}}' % (model.encode(), b"x" * 2**16)
@@ -132,7 +132,9 @@ async def test_a_request_without_datums_stays_small_when_it_is_decompressed(scen
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize", "/api/v1/asample"])
-async def test_a_long_body_is_read_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_a_long_body_is_read_off_the_event_loop(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """A long name is cut before it is compared with the names that are known."""
     compared = list[str]()
     monkeypatch.setattr(errors.difflib, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
@@ -153,7 +155,9 @@ async def test_a_long_body_is_read_off_the_event_loop(scene: Scene, monkeypatch:
     assert all(len(name) <= 200 for name in compared)
 
 
-async def test_a_compressed_body_is_unpacked_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compressed_body_is_unpacked_off_the_event_loop(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However few bytes are sent: 8 KB of zstd may become 256 MiB."""
     threads = list[threading.Thread]()
     decompressor = zstandard.ZstdDecompressor
@@ -178,7 +182,7 @@ def test_the_nearest_of_very_many_names_is_looked_for_among_the_last() -> None:
 
 
 async def test_a_text_longer_than_the_model_reads_is_refused_before_it_is_tokenised(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = list[str]()
     monkeypatch.setattr(Tokenizer, "encode", lambda _, text, **__: encoded.append(text) or [5])
@@ -193,7 +197,7 @@ async def test_a_text_longer_than_the_model_reads_is_refused_before_it_is_tokeni
     assert not encoded
 
 
-async def test_a_chat_template_runs_off_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_template_runs_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the model's own code."""
     threads = list[threading.Thread]()
     render = requests.Tokenizer.render
@@ -256,7 +260,7 @@ async def test_a_thread_whose_client_has_gone_counts_until_it_has_ended(cancella
         threads.close()
 
 
-async def test_headers_are_bounded_before_any_key_is_asked_for(scene: Scene) -> None:
+async def test_headers_are_bounded_before_any_key_is_asked_for(scene: LiveService) -> None:
     port = int(scene.url.rpartition(":")[2])
     for size, status in ((2**15, b"200"), (2**17, b"400")):
         reading, writing = await asyncio.open_connection("127.0.0.1", port)

@@ -28,7 +28,7 @@ from tinker import types
 
 from halteres.models import TINY
 
-from .scenes import KEY
+from .live_service import KEY
 
 STEPS = 12
 REQUESTS_OF_A_STEP = 4  # publish, sample, forward_backward, optim_step; every fourth step saves, and loads

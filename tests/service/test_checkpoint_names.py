@@ -28,7 +28,7 @@ from halteres.service.limits import Allowances, Limits
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.service import Options
 
-from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
+from .live_service import DATA, STEP, LiveService, closing, prompt, serving, trainer
 from .test_checkpoints import listed, rest_of, stepped
 from .test_durability import sampled_tokens
 from .test_order import passed
@@ -52,7 +52,7 @@ async def drawn(sampling: tinker.SamplingClient) -> list[int]:
     return list((await sampling.sample(prompt(5, 6), 1, SEEDED)).sequences[0].tokens)
 
 
-def versions(scene: Scene) -> dict[str, int]:
+def versions(scene: LiveService) -> dict[str, int]:
     """Kind and name of every checkpoint, with the optimiser steps in it, oldest first."""
     return {f"{one.path.kind}/{one.path.name}": one.version for one in scene.service.checkpoints.all()}
 
@@ -60,7 +60,7 @@ def versions(scene: Scene) -> dict[str, int]:
 @pytest.mark.parametrize("kind", KINDS)
 @proves("checkpoint:saved-again")
 async def test_a_name_saved_again_holds_the_newer_weights_and_the_older_are_numbered_in_the_order_of_saving(
-    scene: Scene, client: tinker.ServiceClient, kind: Kind
+    scene: LiveService, client: tinker.ServiceClient, kind: Kind
 ) -> None:
     training, rest = await trainer(client), await rest_of(scene)
     paths: list[str] = []
@@ -79,7 +79,7 @@ async def test_a_name_saved_again_holds_the_newer_weights_and_the_older_are_numb
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_state_that_was_saved_again_is_resumed_as_it_was(
-    scene: Scene, client: tinker.ServiceClient, kind: Kind
+    scene: LiveService, client: tinker.ServiceClient, kind: Kind
 ) -> None:
     training = await trainer(client)
     await stepped(training)
@@ -95,7 +95,7 @@ async def test_state_that_was_saved_again_is_resumed_as_it_was(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_number_that_is_taken_is_skipped(scene: Scene, client: tinker.ServiceClient, kind: Kind) -> None:
+async def test_a_number_that_is_taken_is_skipped(scene: LiveService, client: tinker.ServiceClient, kind: Kind) -> None:
     training = await trainer(client)
     for name in ("a", "a.1", "a"):
         await saved(training, kind, name)
@@ -106,7 +106,7 @@ async def test_a_number_that_is_taken_is_skipped(scene: Scene, client: tinker.Se
 @pytest.mark.parametrize("kind", KINDS)
 @proves("checkpoint:saved-again", "sample:snapshot")
 async def test_sampling_sessions_keep_the_weights_they_were_opened_with(
-    scene: Scene, client: tinker.ServiceClient, kind: Kind
+    scene: LiveService, client: tinker.ServiceClient, kind: Kind
 ) -> None:
     training = await trainer(client)
     used = await client.create_sampling_client(model_path=await saved(training, kind, "a"))
@@ -120,7 +120,7 @@ async def test_sampling_sessions_keep_the_weights_they_were_opened_with(
     assert await drawn(newer) != before
 
 
-async def test_overwriting_still_replaces(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_overwriting_still_replaces(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     await saved(training, "weights", "a")
     await stepped(training)
@@ -131,7 +131,7 @@ async def test_overwriting_still_replaces(scene: Scene, client: tinker.ServiceCl
 @pytest.mark.parametrize("kind", KINDS)
 @proves("checkpoint:saved-again", "retry:no-lasting-409")
 async def test_a_name_that_a_publication_an_export_or_somebody_elses_file_holds_is_refused(
-    scene: Scene, client: tinker.ServiceClient, kind: Kind
+    scene: LiveService, client: tinker.ServiceClient, kind: Kind
 ) -> None:
     training, rest = await trainer(client), await rest_of(scene)
     public = await saved(training, kind, "public")
@@ -152,7 +152,7 @@ async def test_a_name_that_a_publication_an_export_or_somebody_elses_file_holds_
 
 
 async def test_weights_published_while_newer_ones_are_being_saved_stay_where_they_are(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training, rest = await trainer(client), await rest_of(scene)
     path = await saved(training, "weights", "a")
@@ -170,7 +170,7 @@ async def test_weights_published_while_newer_ones_are_being_saved_stay_where_the
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_save_that_fails_changes_no_name(
-    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch, kind: Kind
+    scene: LiveService, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     training = await trainer(client)
     path = await saved(training, kind, "a")
@@ -201,7 +201,7 @@ async def test_older_weights_count_towards_a_tenants_storage(tmp_path: Path) -> 
         assert len(versions(scene)) == 2
 
 
-async def test_a_name_too_long_for_a_number_is_refused(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_name_too_long_for_a_number_is_refused(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     await saved(training, "weights", "a" * 128)
     with pytest.raises(tinker.RequestFailedError, match="exists"):
@@ -210,7 +210,7 @@ async def test_a_name_too_long_for_a_number_is_refused(scene: Scene, client: tin
 
 @proves("checkpoint:saved-again")
 async def test_a_loop_whose_last_state_has_the_number_of_a_step_before_keeps_all_of_it(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     """Seed 003's loop: state before step s where save_every divides s, sampler weights every step, state at the end."""
     training, max_steps, save_every, sampled = await trainer(client), 3, 1, list[list[int]]()
@@ -277,7 +277,9 @@ INSTANTS = {
 
 
 @asynccontextmanager
-async def copied_at(scene: Scene, instant: str, monkeypatch: pytest.MonkeyPatch, copy: Path) -> AsyncIterator[None]:
+async def copied_at(
+    scene: LiveService, instant: str, monkeypatch: pytest.MonkeyPatch, copy: Path
+) -> AsyncIterator[None]:
     """The state directory is copied when that was done for the first time inside the block."""
 
     def once() -> None:
@@ -339,13 +341,13 @@ async def test_saves_executed_again_after_a_restart_move_no_name_again(tmp_path:
         assert versions(scene) == undisturbed == {f"{kind}/a.1": 0, f"{kind}/a": 0}
 
 
-async def _saved(scene: Scene, kind: Kind, run: str, seq: int) -> str:
+async def _saved(scene: LiveService, kind: Kind, run: str, seq: int) -> str:
     """The path of weights named "a", saved by raw HTTP."""
     _, promised = await scene.post(ROUTES[kind], {"model_id": run, "seq_id": seq, "path": "a"})
     return (await scene.redeem(promised["request_id"]))["path"]
 
 
-async def _sampled(scene: Scene, session: str, seq: int) -> list[list[int]]:
+async def _sampled(scene: LiveService, session: str, seq: int) -> list[list[int]]:
     asked: dict[str, Any] = {"sampling_session_id": session, "seq_id": seq, "prompt": {"chunks": [{"tokens": [5]}]}}
     _, promised = await scene.post("asample", {**asked, "sampling_params": {"max_tokens": 8, "seed": 3}})
     return sampled_tokens(await scene.redeem(promised["request_id"]))

@@ -22,7 +22,7 @@ from halteres.errors import NotFound
 from halteres.service.checkpoint_folders import LONGEST_S, SHORTEST_S, parse
 from halteres.service.keys import LOCAL, KeyFile
 
-from .scenes import DATA, KEY, STEP, Scene, closing, prompt, serving, trainer
+from .live_service import DATA, KEY, STEP, LiveService, closing, prompt, serving, trainer
 
 ONE = types.SamplingParams(max_tokens=1)
 
@@ -33,11 +33,11 @@ async def training(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 @pytest.fixture
-async def rest(scene: Scene) -> tinker.RestClient:
+async def rest(scene: LiveService) -> tinker.RestClient:
     return await rest_of(scene)
 
 
-async def rest_of(scene: Scene, key: str = KEY) -> tinker.RestClient:
+async def rest_of(scene: LiveService, key: str = KEY) -> tinker.RestClient:
     """A client without a session; it blocks while it connects."""
     return await asyncio.to_thread(lambda: tinker.RestClient(base_url=scene.url, api_key=key))
 
@@ -60,7 +60,7 @@ def api_of(path: str) -> str:
     return f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
 
 
-async def answered(scene: Scene, method: str, path: str, key: str = KEY, **body: Any) -> tuple[int, str]:
+async def answered(scene: LiveService, method: str, path: str, key: str = KEY, **body: Any) -> tuple[int, str]:
     """Status and text of any request."""
     content = {"json": body} if body else {}
     async with scene.http.request(
@@ -74,7 +74,7 @@ async def answered(scene: Scene, method: str, path: str, key: str = KEY, **body:
 
 @proves("records:checkpoints")
 async def test_all_three_kinds_are_listed_with_what_is_known_of_them(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService
 ) -> None:
     await stepped(training)
     await training.save_state("a", ttl_seconds=7200, user_metadata={"eval": "0.5"})
@@ -101,7 +101,7 @@ async def test_all_three_kinds_are_listed_with_what_is_known_of_them(
 
 @proves("checkpoint:overwrite")
 async def test_overwriting_replaces_the_weights_and_what_was_known_of_them(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=7200, user_metadata={"step": "0"})).path
     await rest.publish_checkpoint_from_tinker_path(path)
@@ -126,7 +126,7 @@ async def test_weights_are_described_by_their_path(training: tinker.TrainingClie
 
 @proves("checkpoint:delete")
 async def test_a_deleted_checkpoint_is_gone_and_its_name_is_free(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
 ) -> None:
     path = (await training.save_state("a")).path
     await rest.delete_checkpoint_from_tinker_path(path)
@@ -142,7 +142,7 @@ async def test_a_deleted_checkpoint_is_gone_and_its_name_is_free(
 
 
 async def test_a_sampler_of_deleted_weights_answers_until_the_engine_forgets_them_and_then_says_why(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
 ) -> None:
     path = (await training.save_weights_for_sampler("a")).path
     sampler = await client.create_sampling_client(model_path=path)
@@ -173,7 +173,7 @@ async def test_a_sampler_never_moves_to_other_weights_that_are_saved_under_its_p
         assert "was deleted or replaced" in str(told)
 
 
-async def saved(scene: Scene, run: str, seq: int, kind: str = "save_weights", **facts: Any) -> str:
+async def saved(scene: LiveService, run: str, seq: int, kind: str = "save_weights", **facts: Any) -> str:
     """The path of weights named "a", saved by raw HTTP."""
     _, promised = await scene.post(kind, {"model_id": run, "seq_id": seq, "path": "a", **facts})
     return (await scene.redeem(promised["request_id"]))["path"]
@@ -192,7 +192,7 @@ async def test_what_the_end_of_a_service_left_of_a_deletion_is_no_checkpoint(tmp
 
 
 async def test_weights_that_are_deleted_while_they_are_being_saved_are_not_listed(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = scene.engine.save
 
@@ -212,7 +212,7 @@ async def test_weights_that_are_deleted_while_they_are_being_saved_are_not_liste
 
 @proves("checkpoint:ttl")
 async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_look(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     stays = (await training.save_state("b")).path
@@ -227,7 +227,7 @@ async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_loo
 
 
 async def test_the_name_of_an_expired_checkpoint_is_free_before_anybody_looked(
-    training: tinker.TrainingClient, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    training: tinker.TrainingClient, scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     later = time.time() + SHORTEST_S + 1
@@ -239,7 +239,7 @@ async def test_the_name_of_an_expired_checkpoint_is_free_before_anybody_looked(
 
 @proves("checkpoint:ttl")
 async def test_a_time_to_live_is_changed_and_taken_back(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService
 ) -> None:
     path = (await training.save_state("a")).path
     await rest.set_checkpoint_ttl_from_tinker_path(path, SHORTEST_S)
@@ -275,7 +275,7 @@ NAMES = (".", "..", "../x", "a/b", "/etc/passwd", "", "ä", "a b", "a\0b", "-a",
 @pytest.mark.parametrize("name", NAMES)
 @proves("id:path")
 async def test_a_name_that_could_mean_another_place_is_refused(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: Scene, name: str
+    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, name: str
 ) -> None:
     for save in (training.save_state, training.save_weights_for_sampler, training.save_weights_external):
         with pytest.raises(tinker.RequestFailedError, match="cannot name a checkpoint") as caught:
@@ -287,7 +287,7 @@ async def test_a_name_that_could_mean_another_place_is_refused(
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name])
-async def test_a_route_with_such_a_name_is_refused(scene: Scene, name: str) -> None:
+async def test_a_route_with_such_a_name_is_refused(scene: LiveService, name: str) -> None:
     """Percent-encoded, so that no client resolves it before it is sent."""
     route = f"/api/v1/training_runs/r/checkpoints/weights/{quote(name, safe='').replace('.', '%2E')}"
     for method, end in (("DELETE", ""), ("POST", "/publish"), ("PUT", "/ttl"), ("GET", "/archive")):
@@ -300,7 +300,7 @@ async def test_a_route_with_such_a_name_is_refused(scene: Scene, name: str) -> N
 
 @proves("checkpoint:copy")
 async def test_a_copy_is_a_checkpoint_of_its_own(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: Scene
+    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
 ) -> None:
     await stepped(training)
     path = (await training.save_state("a", user_metadata={"k": "v"})).path
@@ -318,7 +318,7 @@ async def test_a_copy_is_a_checkpoint_of_its_own(
 
 
 @proves("retry:copy")
-async def test_a_repeated_copy_is_made_once(scene: Scene) -> None:
+async def test_a_repeated_copy_is_made_once(scene: LiveService) -> None:
     run = await scene.model()
     path = await saved(scene, run, 1)
     asked = {"source_path": path, "destination_project_id": "p"}
@@ -329,7 +329,7 @@ async def test_a_repeated_copy_is_made_once(scene: Scene) -> None:
     assert len(scene.service.checkpoints.all()) == 3
 
 
-async def test_a_copy_goes_into_a_free_training_run_of_a_session(scene: Scene) -> None:
+async def test_a_copy_goes_into_a_free_training_run_of_a_session(scene: LiveService) -> None:
     run = await scene.model()
     path = await saved(scene, run, 1)
     session = run.split(":")[0]
@@ -361,7 +361,7 @@ async def test_an_access_token_is_refused_with_the_way_that_works(
 @asynccontextmanager
 async def two_tenants(
     state: Path,
-) -> AsyncIterator[tuple[Scene, tinker.ServiceClient, tinker.ServiceClient, list[str]]]:
+) -> AsyncIterator[tuple[LiveService, tinker.ServiceClient, tinker.ServiceClient, list[str]]]:
     """A service with keys, its two clients, and their keys."""
     keys = [KeyFile(state).create(name).text for name in ("ann", "bob")]
     async with serving(state) as scene, AsyncExitStack() as opened:
@@ -427,7 +427,9 @@ async def test_a_public_checkpoint_is_loaded_and_described_by_everybody_and_chan
             await rest.get_weights_info_by_tinker_path(path)
 
 
-async def test_only_weights_of_the_same_training_run_are_proposed(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_only_weights_of_the_same_training_run_are_proposed(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     first, second = await trainer(client), await trainer(client, seed=1)
     saved = (await first.save_state("c9")).path
     says = {

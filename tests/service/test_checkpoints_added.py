@@ -16,7 +16,7 @@ from halteres.models import TINY
 from halteres.service.checkpoint_folders import add_adapter
 from halteres.service.keys import LOCAL, KeyFile
 
-from .scenes import BASE, DATA, STEP, Scene, prompt, serving, trainer
+from .live_service import BASE, DATA, STEP, LiveService, prompt, serving, trainer
 from .test_checkpoints import answered, api_of, rest_of
 
 MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -35,7 +35,7 @@ def plain_adapter(folder: Path, **settings: object) -> Path:
 
 
 async def test_an_added_adapter_is_trained_on_and_sampled_from_by_a_service_that_was_running(
-    scene: Scene, client: tinker.ServiceClient, tmp_path: Path
+    scene: LiveService, client: tinker.ServiceClient, tmp_path: Path
 ) -> None:
     path = str(add_adapter(plain_adapter(tmp_path / "mine"), "mine", scene.service.state))
     assert path == "tinker://added/weights/mine"
@@ -49,7 +49,7 @@ async def test_an_added_adapter_is_trained_on_and_sampled_from_by_a_service_that
     assert await sampling.compute_logprobs(prompt(5, 6))
 
 
-async def test_it_is_listed_described_and_deleted_like_any_other(scene: Scene, tmp_path: Path) -> None:
+async def test_it_is_listed_described_and_deleted_like_any_other(scene: LiveService, tmp_path: Path) -> None:
     path, rest = str(add_adapter(plain_adapter(tmp_path / "mine"), "mine", scene.service.state)), await rest_of(scene)
     (listed,) = (await rest.list_user_checkpoints()).checkpoints
     assert (listed.tinker_path, listed.checkpoint_type) == (path, "training")
@@ -75,7 +75,7 @@ async def test_a_service_that_starts_later_knows_it(tmp_path: Path) -> None:
 
 
 async def test_a_checkpoint_of_ours_is_added_with_its_optimiser(
-    scene: Scene, client: tinker.ServiceClient, tmp_path: Path
+    scene: LiveService, client: tinker.ServiceClient, tmp_path: Path
 ) -> None:
     training = await trainer(client)
     await training.forward_backward(DATA, "cross_entropy")

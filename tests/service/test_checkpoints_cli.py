@@ -17,7 +17,7 @@ from contract.requirements import proves
 from halteres.service.checkpoint_folders import SHORTEST_S
 from halteres.service.keys import LOCAL
 
-from .scenes import KEY, Scene, trainer
+from .live_service import KEY, LiveService, trainer
 
 pytestmark = pytest.mark.runs
 
@@ -42,7 +42,7 @@ async def paths(client: tinker.ServiceClient) -> dict[str, str]:
     }
 
 
-async def tinker_cli(scene: Scene, *arguments: str, ends: int = 0) -> Any:
+async def tinker_cli(scene: LiveService, *arguments: str, ends: int = 0) -> Any:
     """What `tinker --format json …` printed, read."""
     variables = {**os.environ, "TINKER_BASE_URL": scene.url, "TINKER_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-c", PROGRAM, "--format", "json", *arguments]
@@ -58,7 +58,7 @@ async def tinker_cli(scene: Scene, *arguments: str, ends: int = 0) -> Any:
 
 
 @proves("export:cli")
-async def test_checkpoints_are_listed_and_shown(scene: Scene, paths: dict[str, str]) -> None:
+async def test_checkpoints_are_listed_and_shown(scene: LiveService, paths: dict[str, str]) -> None:
     run = paths["weights"].removeprefix("tinker://").split("/")[0]
     everything, of_run, shown = await asyncio.gather(
         tinker_cli(scene, "checkpoint", "list"),
@@ -71,7 +71,9 @@ async def test_checkpoints_are_listed_and_shown(scene: Scene, paths: dict[str, s
 
 
 @proves("export:cli")
-async def test_checkpoints_are_published_given_a_time_to_live_and_deleted(scene: Scene, paths: dict[str, str]) -> None:
+async def test_checkpoints_are_published_given_a_time_to_live_and_deleted(
+    scene: LiveService, paths: dict[str, str]
+) -> None:
     known, run = scene.service.checkpoints, paths["weights"].removeprefix("tinker://").split("/")[0]
     await asyncio.gather(
         tinker_cli(scene, "checkpoint", "publish", paths["weights"]),
@@ -89,7 +91,7 @@ async def test_checkpoints_are_published_given_a_time_to_live_and_deleted(scene:
 
 
 @proves("export:cli")
-async def test_checkpoints_are_downloaded(scene: Scene, paths: dict[str, str], tmp_path: Path) -> None:
+async def test_checkpoints_are_downloaded(scene: LiveService, paths: dict[str, str], tmp_path: Path) -> None:
     """Training weights by way of an export that is deleted afterwards."""
     out = tmp_path / "out"
     out.mkdir()
@@ -104,7 +106,7 @@ async def test_checkpoints_are_downloaded(scene: Scene, paths: dict[str, str], t
     assert {str(one.path) for one in scene.service.checkpoints.all()} == set(paths.values())
 
 
-async def test_a_hub_upload_stops_where_the_hub_begins(scene: Scene, paths: dict[str, str]) -> None:
+async def test_a_hub_upload_stops_where_the_hub_begins(scene: LiveService, paths: dict[str, str]) -> None:
     """There is no hub here: the command asks for a login before it touches the checkpoint."""
     said = await tinker_cli(scene, "checkpoint", "push-hf", paths["external"], ends=1)
     assert "hf auth login" in said

@@ -16,18 +16,18 @@ from tinker import types
 from halteres.models import TINY
 from halteres.service.service import Options
 
-from .scenes import Scene, closing, prompt, serving
+from .live_service import LiveService, closing, prompt, serving
 
 WAIT_S = 20
 POLLING = Options(client_flags={"sample_use_retrieve_futures": True})
 
 
-async def sampler_of(scene: Scene, seq: int = 0, session: str | None = None) -> str:
+async def sampler_of(scene: LiveService, seq: int = 0, session: str | None = None) -> str:
     body = {"session_id": session or await scene.session(), "sampling_session_seq_id": seq, "base_model": TINY}
     return (await scene.post("create_sampling_session", body))[1]["sampling_session_id"]
 
 
-async def sampled(scene: Scene, sampler: str, seq: int, tokens: tuple[int, ...] = (5, 6), **params: Any) -> str:
+async def sampled(scene: LiveService, sampler: str, seq: int, tokens: tuple[int, ...] = (5, 6), **params: Any) -> str:
     """A sample is asked for; returns its future."""
     body = {
         "sampling_session_id": sampler,
@@ -41,7 +41,7 @@ async def sampled(scene: Scene, sampler: str, seq: int, tokens: tuple[int, ...] 
 
 
 async def polled(
-    scene: Scene, sampler: str, cursor: int = 0, *, clone: int = 0, timeout: float | None = 0
+    scene: LiveService, sampler: str, cursor: int = 0, *, clone: int = 0, timeout: float | None = 0
 ) -> tuple[dict[str, str], int]:
     """What was settled, by future, and the next cursor."""
     target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": clone}
@@ -53,13 +53,13 @@ async def polled(
     return {one["request_id"]: one["state"] for one in answer["completions"]}, answer["cursor"]
 
 
-async def settled(scene: Scene, *requests: str) -> None:
+async def settled(scene: LiveService, *requests: str) -> None:
     for request in requests:
         await scene.redeem(request)
 
 
 @proves("promise:retrieve-futures")
-async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_something_is(scene: Scene) -> None:
+async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_something_is(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     early = await sampled(scene, sampler, 0)
     await settled(scene, early)
@@ -83,7 +83,7 @@ async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_s
 
 
 @proves("promise:retrieve-futures")
-async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(scene: Scene) -> None:
+async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     mine, copys = await sampled(scene, sampler, 1), await sampled(scene, sampler, 7 * 10**9 + 1)
     await settled(scene, mine, copys)
@@ -94,7 +94,7 @@ async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(scene:
     assert (status, "sampling session" in refusal["detail"]) == (404, True)
 
 
-async def test_an_empty_poll_ends_with_the_time_it_was_given(scene: Scene) -> None:
+async def test_an_empty_poll_ends_with_the_time_it_was_given(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     _, cursor = await polled(scene, sampler)
     scene.service.futures.poll_s = 0.01
@@ -102,7 +102,7 @@ async def test_an_empty_poll_ends_with_the_time_it_was_given(scene: Scene) -> No
     assert await polled(scene, sampler, cursor, timeout=1e9) == ({}, cursor)
 
 
-async def test_what_left_the_memory_is_told_by_the_journal(scene: Scene) -> None:
+async def test_what_left_the_memory_is_told_by_the_journal(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     _, cursor = await polled(scene, sampler)
     requests = [await sampled(scene, sampler, seq) for seq in range(5)]
@@ -115,7 +115,7 @@ async def test_what_left_the_memory_is_told_by_the_journal(scene: Scene) -> None
     assert await polled(scene, sampler, after) == ({}, after)
 
 
-async def test_a_cursor_of_a_clock_that_was_ahead_begins_anew(scene: Scene) -> None:
+async def test_a_cursor_of_a_clock_that_was_ahead_begins_anew(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     first = await sampled(scene, sampler, 1)
     await settled(scene, first)
@@ -150,13 +150,13 @@ async def reported(sampling: tinker.SamplingClient) -> None:
 
 
 @pytest.fixture
-async def polling(tmp_path: Path) -> AsyncIterator[Scene]:
+async def polling(tmp_path: Path) -> AsyncIterator[LiveService]:
     async with serving(tmp_path, POLLING) as scene:
         yield scene
 
 
 @proves("promise:retrieve-futures")
-async def test_the_sdk_polls_its_session_where_the_flag_tells_it_to(polling: Scene) -> None:
+async def test_the_sdk_polls_its_session_where_the_flag_tells_it_to(polling: LiveService) -> None:
     async with closing(await polling.client()) as client:
         assert client.holder.get_client_config().sample_use_retrieve_futures
         sampling = await client.create_sampling_client(base_model=TINY)
@@ -190,7 +190,7 @@ async def test_a_polling_sdk_rides_out_a_restart(tmp_path: Path) -> None:
 
 
 @proves("promise:cancel")
-async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: Scene) -> None:
+async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     held = scene.engine.block("sample")
     unwanted, wanted = await sampled(scene, sampler, 1), await sampled(scene, sampler, 2)
@@ -206,7 +206,7 @@ async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: Scene
 
 
 @proves("promise:cancel")
-async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: LiveService, client: tinker.ServiceClient) -> None:
     sampling = await client.create_sampling_client(base_model=TINY)
     held = scene.engine.block("sample")
     future = sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=3))
@@ -221,7 +221,7 @@ async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: Scene, clie
 
 
 @proves("sample:join")
-async def test_every_copy_of_a_sampling_client_gets_a_number_of_its_own(scene: Scene) -> None:
+async def test_every_copy_of_a_sampling_client_gets_a_number_of_its_own(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
     answers = [await scene.post("join_sampling_session", {"sampling_session_id": sampler}) for _ in range(8)]
     counters = [answer["client_counter"] for status, answer in answers if status == 200]

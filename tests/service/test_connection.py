@@ -15,13 +15,13 @@ from tinker.cli.auth_api import AuthApiError, TinkerAuthApi
 from halteres.models import TINY
 from halteres.service.service import Options
 
-from .scenes import DATA, STEP, Scene, closing, serving, trainer
+from .live_service import DATA, STEP, LiveService, closing, serving, trainer
 
 WAIT_S = 20
 
 
 @proves("connect:start-up")
-async def test_the_flags_steer_the_client(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_the_flags_steer_the_client(scene: LiveService, client: tinker.ServiceClient) -> None:
     config, dynamic = client.holder.get_client_config(), client.holder._client_dynamic_config
     assert (config.pjwt_auth_enabled, config.parallel_fwdbwd_chunks, config.custom_loss_server_side) == (
         False,
@@ -48,14 +48,14 @@ async def test_a_new_session_is_told_what_log_probabilities_mean(tmp_path: Path,
 
 
 @proves("connect:capabilities")
-async def test_what_is_served_is_told(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_what_is_served_is_told(scene: LiveService, client: tinker.ServiceClient) -> None:
     assert (await scene.get("/api/v1/healthz"))[1]["status"] == "ok"
     found = await tinker.RestClient(client.holder).get_server_capabilities()
     assert [(one.model_name, one.trainable, one.sampleable) for one in found.supported_models] == [(TINY, True, True)]
 
 
 @proves("session:finish", "session:heartbeat")
-async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: Scene) -> None:
+async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: LiveService) -> None:
     session = await scene.session()
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
     for reason in ("errored", "success"):
@@ -69,12 +69,12 @@ async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: Sc
 
 
 @proves("session:telemetry")
-async def test_telemetry_is_accepted(scene: Scene) -> None:
+async def test_telemetry_is_accepted(scene: LiveService) -> None:
     sent = {"events": [{"event": "SESSION_START"}], "platform": "x", "sdk_version": "x", "session_id": "x"}
     assert await scene.post("telemetry", sent) == (200, {"status": "accepted"})
 
 
-async def test_the_sdks_command_line_finds_its_key_and_gets_no_token(scene: Scene) -> None:
+async def test_the_sdks_command_line_finds_its_key_and_gets_no_token(scene: LiveService) -> None:
     def login() -> str:
         with httpx.Client() as http:
             api = TinkerAuthApi(http, base_url=scene.url)
@@ -109,7 +109,7 @@ async def test_a_key_tells_whose_it_is_and_revokes_itself(tmp_path: Path) -> Non
 
 @proves("error:sentence")
 @pytest.mark.parametrize("path", ["nothing", "sessions/x/nothing", "v2", "training_runs/x/y/z"])
-async def test_what_there_is_not_is_said(scene: Scene, path: str) -> None:
+async def test_what_there_is_not_is_said(scene: LiveService, path: str) -> None:
     status, refusal = await scene.get(f"/api/v1/{path}")
     assert (status, path in refusal["detail"]) == (404, True)
     status, refusal = await scene.get("/api/v1/asample")
@@ -155,7 +155,7 @@ async def test_a_custom_loss_is_promised_once_and_a_bad_graph_fails_its_promise(
 
 
 async def test_a_client_that_knows_unload_gives_its_adapter_back_and_goes_on(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     """Only SDKs before 0.25 have this call, none of their public methods makes it."""
     training = await trainer(client)

@@ -22,7 +22,7 @@ from halteres.service.durable.journal import MODELS
 from halteres.service.sampling.snapshots import MAX_SPILLED
 from halteres.service.service import Options
 
-from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
+from .live_service import DATA, STEP, LiveService, closing, prompt, serving, trainer
 from .test_order import passed, stepped
 
 WAIT_S = 20
@@ -60,7 +60,7 @@ async def test_training_goes_on_after_the_engine_died_as_if_nothing_had_happened
 
 
 async def test_the_request_under_way_when_the_engine_dies_is_executed_once_more(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     undisturbed = (await training.forward_backward(DATA, "cross_entropy")).metrics["loss:sum"]
@@ -79,7 +79,7 @@ async def test_the_request_under_way_when_the_engine_dies_is_executed_once_more(
 
 
 async def test_unnamed_weights_are_sampled_from_after_the_engine_died(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     first = await training.save_weights_and_get_sampling_client()
@@ -199,7 +199,7 @@ async def test_a_save_that_was_interrupted_after_its_folder_was_written_is_no_co
 
 
 async def test_what_was_loaded_comes_back_though_its_path_now_holds_other_weights(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     await version(training)
@@ -212,7 +212,7 @@ async def test_what_was_loaded_comes_back_though_its_path_now_holds_other_weight
 
 
 async def test_a_request_under_which_engines_keep_dying_fails_and_the_model_goes_on(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     held = scene.engine.block("forward_backward")
@@ -229,7 +229,9 @@ async def test_a_request_under_which_engines_keep_dying_fails_and_the_model_goes
     assert await version(training) == 1
 
 
-async def test_a_failed_pass_is_not_replayed_and_a_refused_step_is(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_failed_pass_is_not_replayed_and_a_refused_step_is(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     scene.engine.fail_next("forward_backward", UserError("no such datum"))
     with pytest.raises(tinker.RequestFailedError):
@@ -244,7 +246,7 @@ async def test_a_failed_pass_is_not_replayed_and_a_refused_step_is(scene: Scene,
 
 
 @proves("sample:inflight", "sample:snapshot")
-async def test_weights_in_flight_move_and_a_snapshot_does_not(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_weights_in_flight_move_and_a_snapshot_does_not(scene: LiveService, client: tinker.ServiceClient) -> None:
     session = client.holder.get_session_id()
     training = await trainer(client)
     save = {"model_id": training.model_id, "sampling_session_seq_id": 50, "kind": "inflight"}
@@ -357,7 +359,7 @@ async def test_a_journal_of_another_version_is_refused_with_a_sentence(tmp_path:
 
 
 async def test_an_outcome_that_could_not_be_recorded_at_once_is_not_lost_to_a_replay(
-    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = await trainer(client)
     await training.forward_backward(DATA, "cross_entropy")
@@ -378,7 +380,7 @@ async def test_an_outcome_that_could_not_be_recorded_at_once_is_not_lost_to_a_re
 
 
 async def test_a_load_that_fails_half_way_leaves_the_adapter_as_it_was(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     assert await version(training) == 1
@@ -410,7 +412,7 @@ async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_don
         assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 2
 
 
-async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(scene: Scene) -> None:
+async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(scene: LiveService) -> None:
     model = await scene.model()
     await scene.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": 5})  # its number is used up
     await scene.redeem(await passed(scene, model, 1))
@@ -420,7 +422,7 @@ async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_
     assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 1
 
 
-async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(scene: Scene) -> None:
+async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(scene: LiveService) -> None:
     model = await scene.model()
     held = scene.engine.block("forward_backward")
     first, third = await passed(scene, model, 1), await passed(scene, model, 3)
@@ -434,7 +436,7 @@ async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothi
 
 
 async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halteres.service.training_runs.MAX_WAITING", 2)
     model = await scene.model()
@@ -553,7 +555,7 @@ async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_
 
 
 async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halteres.service.training_runs.GAP_S", 0.05)
     model = await scene.model()
@@ -566,7 +568,7 @@ async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
 
 
 async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_words_that_the_sdk_shows(
-    scene: Scene,
+    scene: LiveService,
 ) -> None:
     scene.service.futures.poll_s = 0.01
     model = await scene.model()
@@ -586,7 +588,7 @@ async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_word
     held.release()
 
 
-async def drawn_by(scene: Scene, sampler: str, seq: int) -> Any:
+async def drawn_by(scene: LiveService, sampler: str, seq: int) -> Any:
     body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_session_id": sampler, "seq_id": seq}
     body |= {"sampling_params": {"max_tokens": 4, "seed": 3}}
     _, promised = await scene.post("asample", body)

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from halteres.service.keys import LOCAL
 from halteres.service.routes.checkpoints import VALID_S
 
-from .scenes import Scene, trainer
+from .live_service import LiveService, trainer
 from .test_checkpoints import answered, api_of, rest_of, two_tenants
 
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
@@ -32,13 +32,13 @@ async def training(client: tinker.ServiceClient) -> tinker.TrainingClient:
     return await trainer(client)
 
 
-async def fetched(scene: Scene, url: str, **headers: str) -> tuple[int, bytes]:
+async def fetched(scene: LiveService, url: str, **headers: str) -> tuple[int, bytes]:
     """What somebody without a key gets."""
     async with scene.http.get(url, headers=headers) as response:
         return response.status, await response.read()
 
 
-async def files_at(scene: Scene, path: str) -> dict[str, bytes]:
+async def files_at(scene: LiveService, path: str) -> dict[str, bytes]:
     """Every file of an export, downloaded."""
     urls = (await (await rest_of(scene)).get_external_weights_urls(path)).urls
     found = {name: await fetched(scene, url) for name, url in urls.items()}
@@ -46,7 +46,7 @@ async def files_at(scene: Scene, path: str) -> dict[str, bytes]:
     return {name: content for name, (_, content) in found.items()}
 
 
-async def exported(scene: Scene, run: str, seq: int, name: str = "x", **facts: Any) -> Any:
+async def exported(scene: LiveService, run: str, seq: int, name: str = "x", **facts: Any) -> Any:
     """The outcome of an export by raw HTTP."""
     _, promised = await scene.post("save_weights_external", {"model_id": run, "seq_id": seq, "path": name, **facts})
     return await scene.redeem(promised["request_id"])
@@ -56,7 +56,7 @@ async def exported(scene: Scene, run: str, seq: int, name: str = "x", **facts: A
 
 
 @proves("export:external")
-async def test_an_export_is_an_adapter_and_nothing_else(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_an_export_is_an_adapter_and_nothing_else(scene: LiveService, training: tinker.TrainingClient) -> None:
     path = (await training.save_weights_external("x")).path
     files = await files_at(scene, path)
     assert set(files) == FILES
@@ -67,7 +67,7 @@ async def test_an_export_is_an_adapter_and_nothing_else(scene: Scene, training: 
     assert load_file(found.folder / "adapter_model.safetensors")
 
 
-async def test_its_size_is_told_with_its_path(scene: Scene) -> None:
+async def test_its_size_is_told_with_its_path(scene: LiveService) -> None:
     outcome = await exported(scene, await scene.model(), 1)
     assert outcome["size_bytes"] == scene.service.checkpoints.readable(outcome["path"], LOCAL).size_bytes
 
@@ -83,7 +83,7 @@ async def test_an_export_is_not_trained_from_nor_sampled(
 
 
 async def test_an_engine_that_dies_within_an_export_is_asked_again(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     held = scene.engine.block("save")
     under_way = training.save_weights_external("x")
@@ -105,7 +105,7 @@ def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @proves("export:age")
 async def test_every_recipient_decrypts_an_export_and_nobody_else(
-    scene: Scene, training: tinker.TrainingClient, ssh_key: Path
+    scene: LiveService, training: tinker.TrainingClient, ssh_key: Path
 ) -> None:
     native, stranger = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
     keys = [str(native.to_public()), ssh_key.with_suffix(".pub").read_text()]
@@ -141,7 +141,7 @@ GOOD = str(pyrage.x25519.Identity.generate().to_public())
     ],
 )
 @proves("export:age")
-async def test_a_malformed_recipient_is_refused_and_nothing_is_written(scene: Scene, keys: list[str]) -> None:
+async def test_a_malformed_recipient_is_refused_and_nothing_is_written(scene: LiveService, keys: list[str]) -> None:
     outcome = await exported(scene, await scene.model(), 1, age_encryption_recipients=keys)
     assert outcome["category"] == "user"
     assert "recipient" in outcome["error"]
@@ -149,14 +149,14 @@ async def test_a_malformed_recipient_is_refused_and_nothing_is_written(scene: Sc
     assert not list(scene.service.state.glob("checkpoints/*/external_weights/*"))
 
 
-async def test_a_private_key_sent_by_mistake_is_not_repeated(scene: Scene) -> None:
+async def test_a_private_key_sent_by_mistake_is_not_repeated(scene: LiveService) -> None:
     secret = str(pyrage.x25519.Identity.generate())
     outcome = await exported(scene, await scene.model(), 1, age_encryption_recipients=[secret])
     assert secret not in outcome["error"]
 
 
 async def test_without_pyrage_an_encrypted_export_is_refused_and_a_plain_one_is_not(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyrage", None)
     run = await scene.model()
@@ -179,13 +179,13 @@ async def test_a_url_needs_no_key_and_tells_when_it_ends(tmp_path: Path) -> None
         assert (await answered(scene, "GET", f"{api_of(path)}/external_weights_urls", "tml-none"))[0] == 401
 
 
-async def test_a_part_of_a_file_is_sent(scene: Scene) -> None:
+async def test_a_part_of_a_file_is_sent(scene: LiveService) -> None:
     urls = await signed(scene)
     whole = (await fetched(scene, urls["adapter_config.json"]))[1]
     assert await fetched(scene, urls["adapter_config.json"], Range="bytes=2-5") == (206, whole[2:6])
 
 
-async def test_a_url_opens_its_own_file_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_url_opens_its_own_file_alone(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = await signed(scene)
     config, weights = urls["adapter_config.json"], urls["adapter_model.safetensors"]
     path, query = urlsplit(config).path, urlsplit(config).query
@@ -210,14 +210,14 @@ async def test_a_url_opens_its_own_file_alone(scene: Scene, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("file", ["..%2F..%2F..%2Fsigning.key", "%2e%2e", "%2Fetc%2Fpasswd", "%00", "state.json"])
-async def test_no_url_leads_out_of_an_export(scene: Scene, file: str) -> None:
+async def test_no_url_leads_out_of_an_export(scene: LiveService, file: str) -> None:
     """Not even a signed one: the file is looked for among those that the folder has."""
     url = (await signed(scene))["adapter_config.json"]
     status, _ = await fetched(scene, url.replace("adapter_config.json", file))
     assert status in (403, 404)
 
 
-async def test_the_url_of_a_deleted_export_opens_nothing_even_if_its_name_is_used_again(scene: Scene) -> None:
+async def test_the_url_of_a_deleted_export_opens_nothing_even_if_its_name_is_used_again(scene: LiveService) -> None:
     run = await scene.model()
     path = (await exported(scene, run, 1))["path"]
     url = (await (await rest_of(scene)).get_external_weights_urls(path)).urls["adapter_config.json"]
@@ -227,13 +227,13 @@ async def test_the_url_of_a_deleted_export_opens_nothing_even_if_its_name_is_use
     assert (await fetched(scene, url))[0] == 403
 
 
-async def signed(scene: Scene) -> dict[str, str]:
+async def signed(scene: LiveService) -> dict[str, str]:
     """The URLs of a new export's files."""
     path = (await exported(scene, await scene.model(), 1))["path"]
     return (await (await rest_of(scene)).get_external_weights_urls(path)).urls
 
 
-async def test_urls_are_for_exports(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_urls_are_for_exports(scene: LiveService, training: tinker.TrainingClient) -> None:
     path = (await training.save_state("a")).path
     status, text = await answered(scene, "GET", f"{api_of(path)}/external_weights_urls")
     assert (status, "save_weights_external" in text) == (400, True)
@@ -244,7 +244,9 @@ async def test_urls_are_for_exports(scene: Scene, training: tinker.TrainingClien
 
 @pytest.mark.parametrize("kind", ["weights", "sampler_weights", "external_weights"])
 @proves("export:archive")
-async def test_an_archive_is_a_tar_of_the_adapter(scene: Scene, training: tinker.TrainingClient, kind: str) -> None:
+async def test_an_archive_is_a_tar_of_the_adapter(
+    scene: LiveService, training: tinker.TrainingClient, kind: str
+) -> None:
     """As SDKs up to 0.35 download them: redirected, with the mark of a whole checkpoint at the end."""
     saves = {"weights": training.save_state, "sampler_weights": training.save_weights_for_sampler}
     path = (await saves.get(kind, training.save_weights_external)("a")).path
@@ -260,7 +262,9 @@ async def test_an_archive_is_a_tar_of_the_adapter(scene: Scene, training: tinker
     assert members == {**{name: (folder / name).read_bytes() for name in FILES}, "checkpoint_complete": b""}
 
 
-async def test_the_archive_of_a_deleted_checkpoint_is_refused(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_the_archive_of_a_deleted_checkpoint_is_refused(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     path = (await training.save_state("a")).path
     async with scene.http.get(f"{scene.url}{api_of(path)}/archive", allow_redirects=False) as response:
         url = response.headers["Location"]
@@ -268,5 +272,5 @@ async def test_the_archive_of_a_deleted_checkpoint_is_refused(scene: Scene, trai
     assert (await fetched(scene, url))[0] == 403
 
 
-async def test_the_secret_of_urls_is_its_owners_alone(scene: Scene) -> None:
+async def test_the_secret_of_urls_is_its_owners_alone(scene: LiveService) -> None:
     assert (scene.service.state / "signing.key").stat().st_mode & 0o077 == 0

@@ -19,7 +19,7 @@ from halteres.errors import NotReady
 from halteres.service.sampling import snapshots
 
 from . import test_chaos
-from .scenes import DATA, Scene, closing, serving, trainer
+from .live_service import DATA, LiveService, closing, serving, trainer
 from .test_durability import tokens, version
 from .test_process import gone, running
 from .test_sampling import bound_snapshots
@@ -189,7 +189,7 @@ async def test_health_and_info_tell_trainer_and_samplers_apart(tmp_path: Path) -
         await scene.host.become("ready")
 
 
-async def info_without_trainer(scene: Scene) -> list[dict[str, Any]]:
+async def info_without_trainer(scene: LiveService) -> list[dict[str, Any]]:
     await scene.host.become("ready")
     return (await scene.get("/halteres/v1/info"))[1]["samplers"]
 

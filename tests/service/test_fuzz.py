@@ -17,7 +17,7 @@ from contract.requirements import proves
 
 from halteres.models import TINY
 
-from .scenes import Scene
+from .live_service import LiveService
 from .test_order import passed
 
 SEED = 7
@@ -70,7 +70,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(item)
 
 
-async def test_raw_rubbish_is_refused_on_every_route(scene: Scene) -> None:
+async def test_raw_rubbish_is_refused_on_every_route(scene: LiveService) -> None:
     for route in ROUTES:
         for content_type in ("application/json", PROTOBUF, "text/plain", "multipart/form-data"):
             for body in RAW:
@@ -101,7 +101,7 @@ RESTS = (
 
 
 @proves("id:path")
-async def test_tricks_in_paths_and_queries_are_refused(scene: Scene) -> None:
+async def test_tricks_in_paths_and_queries_are_refused(scene: LiveService) -> None:
     for method, path in RESTS:
         for trick in PATHS:
             url = f"{scene.url}/api/v1/{path.format(trick)}"
@@ -122,7 +122,7 @@ INFERENCE = (
 )
 
 
-async def test_spoiled_inference_requests_are_refused(scene: Scene) -> None:
+async def test_spoiled_inference_requests_are_refused(scene: LiveService) -> None:
     chance = random.Random(SEED)
     message = [{"role": "user", "content": "hi"}]
     right = {
@@ -149,18 +149,18 @@ async def test_spoiled_inference_requests_are_refused(scene: Scene) -> None:
         {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"self": 1}},
     ],
 )
-async def test_parts_and_arguments_of_no_known_type_are_refused(scene: Scene, body: dict[str, Any]) -> None:
+async def test_parts_and_arguments_of_no_known_type_are_refused(scene: LiveService, body: dict[str, Any]) -> None:
     assert (await scene.ask("/v1/chat/completions", **body))[0] == 400
 
 
-async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_client(scene: Scene) -> None:
+async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_client(scene: LiveService) -> None:
     headers = {"User-Agent": f"AsyncTinker/Python {'9' * 5000}.1.1"}
     async with scene.http.get(f"{scene.url}/api/v1/checkpoints", headers=headers) as response:
         assert response.status == 200
 
 
 @pytest.mark.parametrize("rank", [0, -1, 10**9, 2**62])
-async def test_absurd_ranks_fail_typed(scene: Scene, rank: int) -> None:
+async def test_absurd_ranks_fail_typed(scene: LiveService, rank: int) -> None:
     body = {"session_id": await scene.session(), "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": rank}}
     status, answer = await scene.post("create_model", body)
     outcome = await scene.redeem(answer["request_id"]) if status == 200 else {"error": answer["detail"]}
@@ -168,7 +168,7 @@ async def test_absurd_ranks_fail_typed(scene: Scene, rank: int) -> None:
     assert "rank" in outcome["error"]
 
 
-async def alive(scene: Scene) -> bool:
+async def alive(scene: LiveService) -> bool:
     """The engine answers another client's request."""
     async with asyncio.timeout(WAIT_S):
         return isinstance(await scene.redeem(await passed(scene, await scene.model(), 1)), bytes)

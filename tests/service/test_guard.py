@@ -11,18 +11,18 @@ from halteres.service.keys import KeyFile
 from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
 
-from .scenes import Scene, serving
+from .live_service import LiveService, serving
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example:8000"}, {"Origin": "http://evil.example"}])
-async def test_pages_of_other_origins_are_refused(scene: Scene, headers: dict[str, str]) -> None:
+async def test_pages_of_other_origins_are_refused(scene: LiveService, headers: dict[str, str]) -> None:
     status, answer = await scene.post("create_session", {}, **headers)
     assert status == 403
     assert "localhost only" in answer["detail"]
     assert (await scene.post("create_session", {}))[0] == 200
 
 
-async def test_a_refused_page_and_a_missing_route_are_told_in_the_shape_of_their_path(scene: Scene) -> None:
+async def test_a_refused_page_and_a_missing_route_are_told_in_the_shape_of_their_path(scene: LiveService) -> None:
     for path, shape in SHAPES.items():
         async with scene.http.post(
             f"{scene.url}{path}", json={}, headers={"Origin": "http://evil.example"}
@@ -77,18 +77,18 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nothing", "/nothing", "/runs/r", "/halteres/v1/nothing", "/v1x"])
-async def test_other_paths_are_answered_with_a_detail_alone(scene: Scene, path: str) -> None:
+async def test_other_paths_are_answered_with_a_detail_alone(scene: LiveService, path: str) -> None:
     status, refusal = await scene.get(path)
     assert (status, sorted(refusal)) == (404, ["code", "detail"])
 
 
-async def test_a_wrong_method_of_an_openai_path_is_405_in_its_shape(scene: Scene) -> None:
+async def test_a_wrong_method_of_an_openai_path_is_405_in_its_shape(scene: LiveService) -> None:
     status, refusal = await scene.get("/v1/chat/completions")
     assert (status, openai(refusal)) == (405, "invalid_request_error")
 
 
 @pytest.mark.parametrize("prefix", ["/", "/v1/", "/v1/models/", "/v1/models/tinker://a/weights/", "/api/v1/sessions/"])
-async def test_a_long_path_is_not_echoed_whole(scene: Scene, prefix: str) -> None:
+async def test_a_long_path_is_not_echoed_whole(scene: LiveService, prefix: str) -> None:
     async with scene.http.get(f"{scene.url}{prefix}{'x' * 100_000}") as response:
         assert response.status in (400, 404)
         assert len(await response.read()) < 2000

@@ -15,14 +15,14 @@ from halteres.models import TINY
 from halteres.service.sampling.samplers import KEPT_VERSIONS
 from halteres.text import load_tokenizer
 
-from .scenes import BASE, DATA, STEP, Scene, closing, trainer
+from .live_service import BASE, DATA, STEP, LiveService, closing, trainer
 
 RUN = "r17"
 TOKENIZER = load_tokenizer(str(BASE.folder))
 
 
 @pytest.fixture
-async def training(scene: Scene) -> tinker.TrainingClient:
+async def training(scene: LiveService) -> tinker.TrainingClient:
     """A run whose trainer has published version 0."""
     async with closing(await scene.client(halteres_run=RUN)) as client:
         training = await trainer(client)
@@ -32,7 +32,7 @@ async def training(scene: Scene) -> tinker.TrainingClient:
 
 @proves("inference:generate")
 async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     prompt = TOKENIZER.encode("What is 17 + 25?")
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 6, "seed": 1, "ignore_eos": True}}
@@ -56,7 +56,7 @@ async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
 
 
 async def test_answers_come_from_the_newest_policy_and_say_its_version(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     async def version(**body: str) -> list[int]:
         _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt="1 + 1", max_tokens=2, **body)
@@ -78,7 +78,7 @@ async def test_answers_come_from_the_newest_policy_and_say_its_version(
 
 
 async def test_a_deterministic_run_samples_by_the_version_that_it_names(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     """Also while newer ones are published, and unchanged ones again; what is not there yet is worth waiting for."""
     body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 8, "seed": 1, "ignore_eos": True}}
@@ -105,7 +105,9 @@ async def test_a_deterministic_run_samples_by_the_version_that_it_names(
 
 
 @proves("inference:openai")
-async def test_completions_take_texts_and_tokens_one_or_many(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_completions_take_texts_and_tokens_one_or_many(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     tokens = TOKENIZER.encode("1 + 1 =")
     for given, count in (("1 + 1 =", 1), (tokens, 1), (["1 + 1 =", "2 + 2 ="], 2), ([tokens, tokens[:2]], 2)):
         _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt=given, n=2, max_tokens=3, seed=4, logprobs=0)
@@ -123,7 +125,7 @@ async def test_completions_take_texts_and_tokens_one_or_many(scene: Scene, train
 
 @proves("inference:openai")
 async def test_chat_renders_the_template_and_answers_as_the_assistant(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]}]
     _, answer = await scene.ask(f"/runs/{RUN}/v1/chat/completions", messages=messages, max_tokens=5, n=2, logprobs=True)
@@ -136,7 +138,7 @@ async def test_chat_renders_the_template_and_answers_as_the_assistant(
     assert answer["policy_version"] == [0, 0]
 
 
-async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: LiveService, training: tinker.TrainingClient) -> None:
     body = {"prompt": "1 + 1 =", "max_tokens": 40, "seed": 1, "ignore_eos": True}
     _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", **body)
     whole = answer["choices"][0]
@@ -149,14 +151,14 @@ async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: Scene, training
     assert len(cut["token_ids"]) < len(whole["token_ids"])
 
 
-async def test_a_run_without_weights_answers_503_and_is_not_healthy(scene: Scene) -> None:
+async def test_a_run_without_weights_answers_503_and_is_not_healthy(scene: LiveService) -> None:
     for path, body in (("generate", {"text": "x"}), ("v1/completions", {"prompt": "x"})):
         status, refusal = await scene.ask(f"/runs/none/{path}", **body)
         assert (status, "or there is no run of this name" in sentence(refusal)) == (503, True)
     assert (await scene.get("/runs/none/health"))[0] == 503
 
 
-async def test_health_and_models_of_a_run(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_health_and_models_of_a_run(scene: LiveService, training: tinker.TrainingClient) -> None:
     assert (await scene.get(f"/runs/{RUN}/health"))[0] == 200
     _, models = await scene.get(f"/runs/{RUN}/v1/models")
     assert [model["id"] for model in models["data"]] == [RUN, TINY]
@@ -235,7 +237,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_its_route(scene: Scene) -> None:
+async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_its_route(scene: LiveService) -> None:
     for path, body in BAD_BODIES:
         status, answer = await scene.ask(f"/{path}", **body)
         assert 400 <= status < 500, (path, body, answer)
@@ -247,14 +249,14 @@ async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_i
 GARBAGE = (b"", b"[]", b"{", b'{"prompt":', b"\xff\xfe", b"5", b'"x"', b"[" * 100000, b'{"messages":' * 50000)
 
 
-async def test_garbage_is_a_400_on_every_route(scene: Scene) -> None:
+async def test_garbage_is_a_400_on_every_route(scene: LiveService) -> None:
     for path in ("generate", "v1/completions", "v1/chat/completions", "v1/messages", "tokenize", "detokenize"):
         for body in GARBAGE:
             async with scene.http.post(f"{scene.url}/{path}", data=body) as response:
                 assert response.status == 400, (path, body[:20], await response.text())
 
 
-async def test_the_environments_own_client_is_served(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_the_environments_own_client_is_served(scene: LiveService, training: tinker.TrainingClient) -> None:
     async with InferenceClient(f"{scene.url}/runs/{RUN}/v1") as client:
         sampling = Sampling(max_new_tokens=12, seed=5, stop=("7",))
         written = await client.generate(TOKENIZER.encode("1 + 1 ="), sampling, n=3)
@@ -265,7 +267,7 @@ async def test_the_environments_own_client_is_served(scene: Scene, training: tin
 
 
 async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
-    scene: Scene, training: tinker.TrainingClient
+    scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4}}
     await asyncio.gather(*(scene.ask(f"/runs/{RUN}/generate", **body) for _ in range(4)))
@@ -274,7 +276,9 @@ async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
     assert len({drawn for _, drawn in rows}) == 4
 
 
-async def test_a_request_that_failed_is_settled_with_its_failure(scene: Scene, training: tinker.TrainingClient) -> None:
+async def test_a_request_that_failed_is_settled_with_its_failure(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     scene.engine.fail_next("sample", ServerError("The device is lost."))
     body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4}}
     assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 500

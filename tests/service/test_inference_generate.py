@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 from contract.requirements import proves
 
-from .scenes import Scene
-from .speaking import TOKENIZER, events
+from .inference_fixtures import TOKENIZER, events
+from .live_service import LiveService
 
 TEXT = "What is 17 + 25?"
 TOKENS = TOKENIZER.encode(TEXT)
 PARAMS = {"max_new_tokens": 5, "seed": 1, "ignore_eos": True}
 
 
-async def whole(scene: Scene, **body: Any) -> Any:
+async def whole(scene: LiveService, **body: Any) -> Any:
     status, answer = await scene.ask("/generate", **body)
     assert status == 200, answer
     return answer
 
 
 @proves("inference:generate")
-async def test_lists_of_prompts_are_answered_with_a_list_prompt_by_prompt(scene: Scene) -> None:
+async def test_lists_of_prompts_are_answered_with_a_list_prompt_by_prompt(scene: LiveService) -> None:
     for given in ({"text": [TEXT, "1"]}, {"input_ids": [TOKENS, TOKENIZER.encode("1")]}):
         answers = await whole(scene, **given, sampling_params={**PARAMS, "n": 2})
         assert [one["meta_info"]["prompt_tokens"] for one in answers] == [len(TOKENS)] * 2 + [1] * 2
@@ -36,7 +36,7 @@ async def test_lists_of_prompts_are_answered_with_a_list_prompt_by_prompt(scene:
 
 
 @proves("inference:generate")
-async def test_log_probabilities_of_the_prompt_begin_where_they_are_asked_for(scene: Scene) -> None:
+async def test_log_probabilities_of_the_prompt_begin_where_they_are_asked_for(scene: LiveService) -> None:
     body = {"input_ids": TOKENS, "sampling_params": PARAMS, "return_logprob": True, "top_logprobs_num": 2}
     answer = await whole(scene, **body, logprob_start_len=0, return_text_in_logprobs=True)
     meta = answer["meta_info"]
@@ -55,7 +55,7 @@ async def test_log_probabilities_of_the_prompt_begin_where_they_are_asked_for(sc
     assert "input_token_logprobs" not in without
 
 
-async def test_a_prompt_can_be_scored_without_writing_anything(scene: Scene) -> None:
+async def test_a_prompt_can_be_scored_without_writing_anything(scene: LiveService) -> None:
     params = {"max_new_tokens": 0}
     body = {"input_ids": TOKENS, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
     answer = await whole(scene, **body)
@@ -64,7 +64,7 @@ async def test_a_prompt_can_be_scored_without_writing_anything(scene: Scene) -> 
 
 
 @proves("inference:generate", "inference:streaming")
-async def test_sglangs_stream_repeats_what_is_written_so_far(scene: Scene) -> None:
+async def test_sglangs_stream_repeats_what_is_written_so_far(scene: LiveService) -> None:
     body = {"text": [TEXT, "1"], "sampling_params": {**PARAMS, "n": 2}, "return_logprob": True, "top_logprobs_num": 1}
     expected = await whole(scene, **body)
     chunks = await events(scene, "/generate", **body)
@@ -82,7 +82,7 @@ async def test_sglangs_stream_repeats_what_is_written_so_far(scene: Scene) -> No
 
 
 @proves("inference:generate")
-async def test_vllms_shape_is_known_by_its_fields(scene: Scene) -> None:
+async def test_vllms_shape_is_known_by_its_fields(scene: LiveService) -> None:
     asked = {"max_tokens": 5, "seed": 1, "ignore_eos": True, "n": 2}
     plain = await whole(scene, prompt=TEXT, **asked)
     assert [text.startswith(TEXT) for text in plain["text"]] == [True, True]
@@ -104,7 +104,7 @@ async def test_vllms_shape_is_known_by_its_fields(scene: Scene) -> None:
         assert {len(row[0]) for row in rows} <= {3, 4}
 
 
-async def test_vllms_prompt_log_probabilities_are_those_of_sglang(scene: Scene) -> None:
+async def test_vllms_prompt_log_probabilities_are_those_of_sglang(scene: LiveService) -> None:
     vllm = await whole(scene, prompt={"prompt_token_ids": TOKENS}, prompt_logprobs=2, max_tokens=1)
     sglang = await whole(
         scene, input_ids=TOKENS, return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 1}
@@ -115,7 +115,7 @@ async def test_vllms_prompt_log_probabilities_are_those_of_sglang(scene: Scene) 
     np.testing.assert_array_equal(told, [row[0] for row in sglang["meta_info"]["input_token_logprobs"][1:]])
 
 
-async def test_vllms_stream_is_lines_with_all_that_is_written_so_far(scene: Scene) -> None:
+async def test_vllms_stream_is_lines_with_all_that_is_written_so_far(scene: LiveService) -> None:
     body = {"prompt": TEXT, "max_tokens": 5, "seed": 1, "ignore_eos": True, "n": 2}
     async with scene.http.post(f"{scene.url}/generate", json={**body, "stream": True}) as response:
         lines = [json.loads(line) async for line in response.content]
@@ -124,7 +124,7 @@ async def test_vllms_stream_is_lines_with_all_that_is_written_so_far(scene: Scen
 
 
 @proves("sample:no-images")
-async def test_images_and_experts_are_refused_with_a_sentence(scene: Scene) -> None:
+async def test_images_and_experts_are_refused_with_a_sentence(scene: LiveService) -> None:
     for field, value in (("image_data", "x"), ("return_routed_experts", True), ("return_hidden_states", True)):
         for given in ({"text": TEXT}, {"prompt": TEXT}):
             status, refusal = await scene.ask("/generate", **given, **{field: value})

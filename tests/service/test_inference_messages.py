@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from contract.requirements import proves
 
-from .scenes import Scene
-from .speaking import TOKENIZER, events, speaking
+from .inference_fixtures import TOKENIZER, events, speaking
+from .live_service import LiveService
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "add", "description": "a + b", "input_schema": {"type": "object"}}
 SAYS = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-async def whole(scene: Scene, **body: Any) -> Any:
+async def whole(scene: LiveService, **body: Any) -> Any:
     status, answer = await scene.ask("/anthropic/api/v1/messages", **body)
     assert status == 200, answer
     return answer
 
 
 @proves("inference:cloud-paths")
-async def test_a_message_is_answered_at_every_path(scene: Scene) -> None:
+async def test_a_message_is_answered_at_every_path(scene: LiveService) -> None:
     system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
     body = {"messages": HI, "system": system, "max_tokens": 8, "seed": 1, "temperature": 0.5, "metadata": {}}
     answers = []
@@ -45,7 +45,7 @@ async def test_a_message_is_answered_at_every_path(scene: Scene) -> None:
 
 @proves("inference:streaming")
 @pytest.mark.parametrize("extra", [{}, {"stop_sequences": ["e", "3"]}, {"max_tokens": 2}])
-async def test_events_tell_the_whole_message(scene: Scene, extra: dict[str, Any]) -> None:
+async def test_events_tell_the_whole_message(scene: LiveService, extra: dict[str, Any]) -> None:
     body = {"messages": HI, "max_tokens": 40, "seed": 2, **extra}
     expected = await whole(scene, **body)
     told = await events(scene, "/v1/messages", **body)

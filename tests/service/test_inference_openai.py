@@ -15,8 +15,8 @@ from contract.requirements import proves
 from halteres.models import TINY
 from halteres.service.inference.answering import BROKEN
 
-from .scenes import BASE, DATA, STEP, Scene, closing, serving, trainer
-from .speaking import TOKENIZER, events, speaking, whole
+from .inference_fixtures import TOKENIZER, events, speaking, whole
+from .live_service import BASE, DATA, STEP, LiveService, closing, serving, trainer
 
 PROMPT = "What is 17 + 25?"
 ASKED: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 2}
@@ -25,7 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 @proves("inference:streaming")
 @pytest.mark.parametrize("extra", [{}, {"stop": ["e", "3 "]}, {"ignore_eos": True}, {"temperature": 0}])
-async def test_streamed_completions_are_the_whole_ones(scene: Scene, extra: dict[str, Any]) -> None:
+async def test_streamed_completions_are_the_whole_ones(scene: LiveService, extra: dict[str, Any]) -> None:
     body = ASKED | {"prompt": [PROMPT, "1 + 1"], "logprobs": 2, "return_token_ids": True, **extra}
     expected = await whole(scene, "/v1/completions", **body)
     chunks = await events(scene, "/v1/completions", **body, stream_options={"include_usage": True})
@@ -50,7 +50,7 @@ async def test_streamed_completions_are_the_whole_ones(scene: Scene, extra: dict
 
 
 @proves("inference:streaming")
-async def test_streamed_chats_are_the_whole_ones(scene: Scene) -> None:
+async def test_streamed_chats_are_the_whole_ones(scene: LiveService) -> None:
     body = {"messages": HI, "max_tokens": 24, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 3}
     expected = await whole(scene, "/v1/chat/completions", **body)
     chunks = await events(scene, "/v1/chat/completions", **body, return_token_ids=True)
@@ -69,7 +69,7 @@ async def test_streamed_chats_are_the_whole_ones(scene: Scene) -> None:
     assert "usage" not in chunks[-1]
 
 
-async def test_log_probabilities_name_the_likeliest_tokens_and_the_one_that_was_drawn(scene: Scene) -> None:
+async def test_log_probabilities_name_the_likeliest_tokens_and_the_one_that_was_drawn(scene: LiveService) -> None:
     answer = await whole(scene, "/v1/completions", **ASKED, logprobs=3)
     for choice in answer["choices"]:
         told = choice["logprobs"]
@@ -90,7 +90,9 @@ async def test_log_probabilities_name_the_likeliest_tokens_and_the_one_that_was_
         assert entry["bytes"] == (None if BROKEN in entry["token"] else list(entry["token"].encode()))
 
 
-async def test_echo_scores_the_prompt_as_compute_logprobs_does(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_echo_scores_the_prompt_as_compute_logprobs_does(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     tokens = TOKENIZER.encode(PROMPT)
     sampler = await client.create_sampling_client(base_model=TINY)
     scored = await sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens))
@@ -113,7 +115,7 @@ async def test_echo_scores_the_prompt_as_compute_logprobs_does(scene: Scene, cli
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == choice["text"]
 
 
-async def test_prompt_log_probabilities_come_in_vllms_shape(scene: Scene) -> None:
+async def test_prompt_log_probabilities_come_in_vllms_shape(scene: LiveService) -> None:
     tokens = TOKENIZER.encode(PROMPT)
     answer = await whole(scene, "/v1/completions", prompt=PROMPT, prompt_logprobs=2, max_tokens=1)
     first, *others = answer["choices"][0]["prompt_logprobs"]
@@ -126,7 +128,7 @@ async def test_prompt_log_probabilities_come_in_vllms_shape(scene: Scene) -> Non
         )
 
 
-async def test_stop_tokens_and_strings_end_the_text_before_them_unless_it_is_to_keep_them(scene: Scene) -> None:
+async def test_stop_tokens_and_strings_end_the_text_before_them_unless_it_is_to_keep_them(scene: LiveService) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "seed": 1, "ignore_eos": True}
     free = (await whole(scene, "/v1/completions", **body))["choices"][0]
     stop = free["token_ids"][7]
@@ -146,7 +148,7 @@ async def test_stop_tokens_and_strings_end_the_text_before_them_unless_it_is_to_
 @pytest.mark.parametrize("shape", ["one", "list", "mixed", "both fields"])
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
 @proves("inference:stop-tokens")
-async def test_stop_takes_token_ids_alone_in_lists_and_beside_texts(scene: Scene, path: str, shape: str) -> None:
+async def test_stop_takes_token_ids_alone_in_lists_and_beside_texts(scene: LiveService, path: str, shape: str) -> None:
     """Whatever names the token, what was sampled is cut at its first place."""
 
     async def sampled(stop: dict[str, Any]) -> list[int]:
@@ -171,13 +173,13 @@ async def test_stop_takes_token_ids_alone_in_lists_and_beside_texts(scene: Scene
 
 
 @pytest.mark.parametrize("stop", [2**40, 1.5, [[5]], {"a": 1}, True])
-async def test_a_stop_that_is_neither_text_nor_token_id_is_refused_by_name(scene: Scene, stop: Any) -> None:
+async def test_a_stop_that_is_neither_text_nor_token_id_is_refused_by_name(scene: LiveService, stop: Any) -> None:
     status, answer = await scene.ask("/v1/completions", prompt=PROMPT, stop=stop)
     assert (status, "stop" in str(answer)) == (400, True)
 
 
 @proves("inference:openai")
-async def test_every_name_of_weights_answers_with_its_own_version(scene: Scene) -> None:
+async def test_every_name_of_weights_answers_with_its_own_version(scene: LiveService) -> None:
     async with closing(await scene.client(halteres_run="r17")) as client:
         training = await trainer(client)
         zero = (await training.save_weights_for_sampler("zero")).path
@@ -207,14 +209,16 @@ async def test_every_name_of_weights_answers_with_its_own_version(scene: Scene) 
         assert (await scene.get("/runs/r17/v1/models/other"))[0] == 404
 
 
-async def test_a_run_that_has_published_nothing_is_not_ready_and_an_unknown_one_is_not_found(scene: Scene) -> None:
+async def test_a_run_that_has_published_nothing_is_not_ready_and_an_unknown_one_is_not_found(
+    scene: LiveService,
+) -> None:
     await scene.session(halteres_run="young")
     status, refusal = await scene.ask("/v1/chat/completions", messages=HI, model="young")
     assert (status, refusal["error"]["type"]) == (503, "service_unavailable_error")
     assert (await scene.ask("/v1/chat/completions", messages=HI, model="never"))[0] == 404
 
 
-async def test_probes_of_inference_servers_are_answered(scene: Scene) -> None:
+async def test_probes_of_inference_servers_are_answered(scene: LiveService) -> None:
     for path in ("/health", "/health_generate", "/ping", "/v1/health", "/version"):
         assert (await scene.get(path))[0] == 200, path
     _, info = await scene.get("/get_model_info")
@@ -223,7 +227,7 @@ async def test_probes_of_inference_servers_are_answered(scene: Scene) -> None:
     assert (await scene.get("/health"))[0] == 503
 
 
-async def test_texts_become_tokens_and_tokens_texts(scene: Scene) -> None:
+async def test_texts_become_tokens_and_tokens_texts(scene: LiveService) -> None:
     tokens = TOKENIZER.encode(PROMPT)
     answer = await whole(scene, "/tokenize", prompt=PROMPT, return_token_strs=True)
     assert (answer["tokens"], answer["count"]) == (tokens, len(tokens))
@@ -266,7 +270,9 @@ HARMLESS = {
 
 
 @proves("sample:no-images")
-async def test_fields_that_would_change_the_answer_are_refused_by_name_and_harmless_ones_pass(scene: Scene) -> None:
+async def test_fields_that_would_change_the_answer_are_refused_by_name_and_harmless_ones_pass(
+    scene: LiveService,
+) -> None:
     for path, body in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": HI})):
         for name, value in REFUSED:
             status, refusal = await scene.ask(f"/v1/{path}", **body, **{name: value})
@@ -338,7 +344,7 @@ async def test_the_operators_kind_of_log_probabilities_is_told_here_too(tmp_path
     assert told[0]["logprobs"]["token_logprobs"] != told[1]["logprobs"]["token_logprobs"]
 
 
-async def test_a_hundred_streams_at_once_do_not_mix(scene: Scene) -> None:
+async def test_a_hundred_streams_at_once_do_not_mix(scene: LiveService) -> None:
     async def one(seed: int) -> tuple[str, str]:
         body = {"prompt": f"{seed} + 1 =", "max_tokens": 12, "seed": seed}
         answer, chunks = await asyncio.gather(

@@ -20,8 +20,8 @@ from halteres.service.inference import http as routed
 from halteres.service.inference.answering import merged
 from halteres.service.sampling.samples import without
 
-from .scenes import Scene
-from .speaking import events, read
+from .inference_fixtures import events, read
+from .live_service import LiveService
 
 BODY: dict[str, Any] = {"prompt": "What is 17 + 25?", "max_tokens": 30, "seed": 3, "ignore_eos": True}
 PATHS: list[tuple[str, dict[str, Any]]] = [
@@ -35,7 +35,9 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_a_client_that_leaves_a_stream_frees_its_rows(scene: Scene, path: str, body: dict[str, Any]) -> None:
+async def test_a_client_that_leaves_a_stream_frees_its_rows(
+    scene: LiveService, path: str, body: dict[str, Any]
+) -> None:
     held = scene.engine.block("piece")
     response = asyncio.create_task(scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}))
     await held.inside()
@@ -47,7 +49,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_rows(scene: Scene, path: 
     assert scene.rows("SELECT DISTINCT state FROM requests WHERE kind = 'generate'") == [("failed_user",)]
 
 
-async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene: Scene) -> None:
+async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene: LiveService) -> None:
     scene.engine.latency_s["piece"] = 0.01
     async with scene.http.post(f"{scene.url}/v1/completions", json={**BODY, "max_tokens": 900, "stream": True}) as told:
         first = read(await told.content.readline())
@@ -58,7 +60,7 @@ async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene:
 
 
 @asynccontextmanager
-async def unread(scene: Scene) -> AsyncIterator[None]:
+async def unread(scene: LiveService) -> AsyncIterator[None]:
     """A client that has asked for 600 long sequences, and reads nothing, while the block runs."""
     body = json.dumps({**BODY, "max_tokens": 4, "n": 600, "logprobs": 60, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -71,14 +73,14 @@ async def unread(scene: Scene) -> AsyncIterator[None]:
         yield
 
 
-async def test_a_stream_that_nobody_reads_keeps_no_place_in_the_engine(scene: Scene) -> None:
+async def test_a_stream_that_nobody_reads_keeps_no_place_in_the_engine(scene: LiveService) -> None:
     async with unread(scene), asyncio.timeout(20):
         status, _ = await scene.ask("/v1/completions", **{**BODY, "max_tokens": 1}, n=600)
         assert status == 200
 
 
 async def test_a_stream_that_nobody_reads_ends(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(routed, "UNREAD_S", 0.05)
     async with unread(scene):
@@ -86,7 +88,7 @@ async def test_a_stream_that_nobody_reads_ends(
         await until(lambda: scene.rows("SELECT state FROM requests WHERE kind = 'generate'") == [("failed_user",)])
 
 
-async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: Scene) -> None:
+async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: LiveService) -> None:
     held = scene.engine.block("sample")
     response = asyncio.create_task(scene.ask("/v1/completions", **BODY))
     await held.inside()
@@ -97,7 +99,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: 
     await until(lambda: scene.engine.under_way["sample"] == 0)
 
 
-async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_on(scene: Scene) -> None:
+async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_on(scene: LiveService) -> None:
     _, whole = await scene.ask("/v1/completions", **BODY, logprobs=2, n=2)
     dying = scene.engine
     dying.latency_s["piece"] = 0.005
@@ -119,7 +121,7 @@ async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_o
 
 
 async def test_a_stream_of_an_engine_that_is_not_exact_ends_with_it_rather_than_in_another_draw(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def inexact(engine: ScriptedEngine) -> ModelInfo:
         return msgspec.structs.replace(engine._info, exact=False)
@@ -135,21 +137,23 @@ async def test_a_stream_of_an_engine_that_is_not_exact_ends_with_it_rather_than_
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_an_error_before_the_first_piece_has_a_status(scene: Scene, path: str, body: dict[str, Any]) -> None:
+async def test_an_error_before_the_first_piece_has_a_status(
+    scene: LiveService, path: str, body: dict[str, Any]
+) -> None:
     scene.engine.fail_next("stream", ServerError("The device is lost."), times=3)
     status, refusal = await scene.ask(path, **body, stream=True)
     assert (status, "The device is lost" in str(refusal)) == (500, True)
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS[:5])
-async def test_an_error_under_way_is_told_in_band(scene: Scene, path: str, body: dict[str, Any]) -> None:
+async def test_an_error_under_way_is_told_in_band(scene: LiveService, path: str, body: dict[str, Any]) -> None:
     fail_under_way(scene)
     told = await events(scene, path, **body)
     assert "The device is lost" in str(told[-1] if told[-1] != "[DONE]" else told[-2])
     assert len(told) > 2
 
 
-def fail_under_way(scene: Scene) -> None:
+def fail_under_way(scene: LiveService) -> None:
     """Every stream fails after its eighth piece: of the first ones, some are no whole character yet."""
     engine = scene.engine
     stream = engine.stream
@@ -165,7 +169,7 @@ def fail_under_way(scene: Scene) -> None:
     engine.stream = failing  # type: ignore[method-assign]
 
 
-async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: Scene) -> None:
+async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: LiveService) -> None:
     async def dying(*_: Any) -> Any:
         scene.host.restarts += 1
         raise EngineGone("The engine is gone.")
@@ -176,7 +180,7 @@ async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: Scene
     assert (status, "died 3 times" in refusal["error"]["message"]) == (500, True)
 
 
-async def test_overload_is_a_429_in_the_shape_of_the_route(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overload_is_a_429_in_the_shape_of_the_route(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
     from halteres.service.limits import Overloaded
 
     def full(_: Any, tenant: str) -> None:

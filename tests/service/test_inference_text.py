@@ -12,7 +12,7 @@ from halteres.service.inference.requests import Chat, Prompt, render
 from halteres.text import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 
-from .speaking import TOKENIZER
+from .inference_fixtures import TOKENIZER
 
 
 def pieces(things: list[int] | str, seed: int) -> list[list[int] | str]:

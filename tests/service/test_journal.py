@@ -15,14 +15,14 @@ from halteres.service.durable.journal import Entry
 from halteres.service.keys import LOCAL
 from halteres.service.training_runs import Session
 
-from .scenes import DATA, STEP, Scene, datum, prompt, trainer
+from .live_service import DATA, STEP, LiveService, datum, prompt, trainer
 from .test_order import PROTO, pass_body
 
 WAIT_S = 20
 
 
 @proves("durable:journal")
-async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_request_is_a_row_before_it_is_executed(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     held = scene.engine.block("forward_backward")
     output = training.forward_backward(DATA, "cross_entropy")
@@ -38,7 +38,7 @@ async def test_a_request_is_a_row_before_it_is_executed(scene: Scene, client: ti
 
 
 @proves("durable:journal")
-async def test_seeds_that_the_service_drew_are_recorded(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_seeds_that_the_service_drew_are_recorded(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client, seed=None)
     sampling = await training.save_weights_and_get_sampling_client()
     drawn = await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8))
@@ -51,7 +51,7 @@ async def test_seeds_that_the_service_drew_are_recorded(scene: Scene, client: ti
     assert again.sequences[0].tokens == drawn.sequences[0].tokens
 
 
-async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(scene: Scene) -> None:
+async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(scene: LiveService) -> None:
     model = await scene.model()
     large = [datum(list(range(1, 600))) for _ in range(40)]
 
@@ -80,7 +80,7 @@ def nobodys() -> Session:
     return Session(tenant=LOCAL, tags=[], user_metadata={})
 
 
-async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
+async def test_requests_that_come_together_share_commits(scene: LiveService) -> None:
     commits = 0
     commit = scene.service.journal._commit
 
@@ -95,7 +95,7 @@ async def test_requests_that_come_together_share_commits(scene: Scene) -> None:
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]
 
 
-async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(scene: Scene) -> None:
+async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(scene: LiveService) -> None:
     def broken(connection: Connection) -> None:
         raise ValueError("unforeseen")
 
@@ -110,7 +110,9 @@ async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(
     assert scene.rows("SELECT id FROM sessions") == [(session.id,)]
 
 
-async def test_a_repetition_that_comes_while_the_first_cannot_be_recorded_is_recorded_for_itself(scene: Scene) -> None:
+async def test_a_repetition_that_comes_while_the_first_cannot_be_recorded_is_recorded_for_itself(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     accept, inside, full = scene.service.journal.accept, asyncio.Event(), asyncio.Event()
 

@@ -17,7 +17,7 @@ from halteres.errors import InvalidConfig, NotFound
 from halteres.service.keys import LOCAL, KeyFile, KeyRefused, Keys, lifetime_s
 from halteres.service.service import Options
 
-from .scenes import Scene, serving
+from .live_service import LiveService, serving
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def keys(tmp_path: Path) -> KeyFile:
 
 
 @pytest.fixture
-async def keyed(keys: KeyFile, tmp_path: Path) -> AsyncIterator[tuple[Scene, str]]:
+async def keyed(keys: KeyFile, tmp_path: Path) -> AsyncIterator[tuple[LiveService, str]]:
     """A service with one key, and that key."""
     made = keys.create("alice")
     async with serving(tmp_path) as scene:
         yield scene, made.text
 
 
-async def asked(scene: Scene, **headers: str) -> tuple[int, str]:
+async def asked(scene: LiveService, **headers: str) -> tuple[int, str]:
     """Status and text of the answer to a request with these headers."""
     async with scene.http.get(f"{scene.url}/api/v1/sessions", headers=headers) as response:
         if response.status == 401:
@@ -42,12 +42,12 @@ async def asked(scene: Scene, **headers: str) -> tuple[int, str]:
 
 
 @proves("keys:needed-beyond-loopback")
-async def test_a_service_without_keys_takes_any_key(scene: Scene) -> None:
+async def test_a_service_without_keys_takes_any_key(scene: LiveService) -> None:
     for headers in ({}, {"X-API-Key": "tml-anything"}, {"Authorization": "Bearer x"}):
         assert (await asked(scene, **headers))[0] == 200
 
 
-async def test_a_service_with_keys_takes_a_known_one_in_either_header(keyed: tuple[Scene, str]) -> None:
+async def test_a_service_with_keys_takes_a_known_one_in_either_header(keyed: tuple[LiveService, str]) -> None:
     scene, key = keyed
     assert (await asked(scene, **{"X-API-Key": key}))[0] == 200
     assert (await asked(scene, Authorization=f"Bearer {key}"))[0] == 200
@@ -55,7 +55,9 @@ async def test_a_service_with_keys_takes_a_known_one_in_either_header(keyed: tup
 
 
 @proves("keys:needed-beyond-loopback")
-async def test_others_are_answered_401_with_a_sentence_that_says_how_to_make_one(keyed: tuple[Scene, str]) -> None:
+async def test_others_are_answered_401_with_a_sentence_that_says_how_to_make_one(
+    keyed: tuple[LiveService, str],
+) -> None:
     scene, key = keyed
     wrong = (key[:-1] + ("a" if key[-1] != "a" else "b"), key + "a", "tml-x", "", "tml-00000000-x", key.upper())
     for headers in ({}, *({"X-API-Key": one} for one in wrong), {"Authorization": f"Basic {key}"}):
@@ -65,7 +67,7 @@ async def test_others_are_answered_401_with_a_sentence_that_says_how_to_make_one
         assert key not in text
 
 
-async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[Scene, str]) -> None:
+async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[LiveService, str]) -> None:
     scene, _ = keyed
     assert (await scene.get("/api/v1/healthz"))[0] == 200
     for route in scene_paths(scene):
@@ -74,7 +76,7 @@ async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[Sc
                 assert response.status == 401, (method, route)
 
 
-def scene_paths(scene: Scene) -> list[str]:
+def scene_paths(scene: LiveService) -> list[str]:
     """One path of every route but healthz and signed files, from the app itself; and paths that are none."""
     from halteres.service.server import create_app
 
@@ -85,14 +87,14 @@ def scene_paths(scene: Scene) -> list[str]:
     return [path for path in known if not path.startswith(keyless)] + none
 
 
-async def test_signed_downloads_are_left_to_their_signature(keyed: tuple[Scene, str]) -> None:
+async def test_signed_downloads_are_left_to_their_signature(keyed: tuple[LiveService, str]) -> None:
     scene, _ = keyed
     assert (await scene.get("/halteres/v1/files/no-such-signature"))[0] in (403, 404)
 
 
 @proves("keys:hashed")
 async def test_a_revoked_or_expired_key_is_refused_at_the_next_request(
-    keyed: tuple[Scene, str], keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+    keyed: tuple[LiveService, str], keys: KeyFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, key = keyed
     made = keys.create("bob", lifetime_s=3600)
@@ -107,7 +109,7 @@ async def test_a_revoked_or_expired_key_is_refused_at_the_next_request(
 
 
 async def test_a_key_made_while_a_service_runs_closes_it_and_a_lost_file_does_not_open_it(
-    scene: Scene, keys: KeyFile
+    scene: LiveService, keys: KeyFile
 ) -> None:
     assert (await asked(scene))[0] == 200
     made = keys.create("alice")
@@ -127,7 +129,7 @@ async def test_the_last_key_revoked_leaves_the_service_closed_also_in_its_next_l
             assert (await asked(scene))[0] == 401
 
 
-async def test_keys_that_cannot_be_read_let_nobody_in(keyed: tuple[Scene, str], keys: KeyFile) -> None:
+async def test_keys_that_cannot_be_read_let_nobody_in(keyed: tuple[LiveService, str], keys: KeyFile) -> None:
     scene, key = keyed
     good = keys.path.read_bytes()
     keys.path.write_text("{")
@@ -143,7 +145,7 @@ async def test_required_keys_are_asked_for_before_there_is_one(tmp_path: Path, k
         assert (await asked(scene, **{"X-API-Key": keys.create("alice").text}))[0] == 200
 
 
-async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(keyed: tuple[Scene, str]) -> None:
+async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(keyed: tuple[LiveService, str]) -> None:
     scene, key = keyed
 
     def capabilities(key: str) -> tinker.types.GetServerCapabilitiesResponse:
@@ -155,12 +157,12 @@ async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(keyed: 
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://evil.example:8001", "["])
-async def test_pages_of_other_origins_are_refused_with_a_key_too(keyed: tuple[Scene, str], origin: str) -> None:
+async def test_pages_of_other_origins_are_refused_with_a_key_too(keyed: tuple[LiveService, str], origin: str) -> None:
     scene, key = keyed
     assert (await asked(scene, **{"X-API-Key": key, "Origin": origin}))[0] == 403
 
 
-async def test_with_keys_a_server_may_be_called_by_any_name(keyed: tuple[Scene, str]) -> None:
+async def test_with_keys_a_server_may_be_called_by_any_name(keyed: tuple[LiveService, str]) -> None:
     scene, key = keyed
     named = {"X-API-Key": key, "Host": "tinker.example:8001"}
     assert (await asked(scene, **named))[0] == 200
@@ -171,7 +173,7 @@ async def test_with_keys_a_server_may_be_called_by_any_name(keyed: tuple[Scene, 
 
 @proves("keys:hashed")
 async def test_no_key_is_written_anywhere(
-    keyed: tuple[Scene, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keyed: tuple[LiveService, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not into its own file, the journal, the log, or an error; nor is the secret's half of it."""
     scene, key = keyed

@@ -22,7 +22,7 @@ from halteres.service.limits import Allowances, Limits
 from halteres.service.sampling.samples import MOST_PLACES, PLACES
 from halteres.service.service import Options
 
-from .scenes import DATA, STEP, Scene, closing, serving, trainer
+from .live_service import DATA, STEP, LiveService, closing, serving, trainer
 from .test_order import PROTO, pass_body
 
 pytestmark = pytest.mark.runs
@@ -32,7 +32,7 @@ FLOOD, PASSES = 1000, 500
 
 
 @asynccontextmanager
-async def limited(state: Path, **limits: Any) -> AsyncIterator[Scene]:
+async def limited(state: Path, **limits: Any) -> AsyncIterator[LiveService]:
     async with serving(state, Options(limits=Allowances(default=Limits(**limits)))) as scene:
         yield scene
 
@@ -43,7 +43,7 @@ def sample(sampler: str, seq: int, token: int = 5) -> dict[str, Any]:
     return {"sampling_session_id": sampler, "seq_id": seq, "prompt": prompt, "sampling_params": params}
 
 
-async def base_sampler(scene: Scene, **headers: str) -> str:
+async def base_sampler(scene: LiveService, **headers: str) -> str:
     _, made = await scene.post("create_session", {}, **headers)
     body = {"session_id": made["session_id"], "sampling_session_seq_id": 0, "base_model": TINY}
     return (await scene.post("create_sampling_session", body, **headers))[1]["sampling_session_id"]

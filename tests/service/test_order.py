@@ -14,7 +14,7 @@ from tinker.types import ForwardBackwardInput, ForwardBackwardRequest
 
 from halteres.models import TINY
 
-from .scenes import DATA, Scene
+from .live_service import DATA, LiveService
 
 PROTO = {"Content-Type": "application/x-protobuf"}
 WAIT_S = 20
@@ -27,20 +27,20 @@ def pass_body(model: str, seq: int, data: list[tinker.Datum] | None = None) -> b
     return forward_backward_request_to_proto(request).SerializeToString()
 
 
-async def passed(scene: Scene, model: str, seq: int) -> str:
+async def passed(scene: LiveService, model: str, seq: int) -> str:
     status, promised = await scene.post("forward_backward", pass_body(model, seq), **PROTO)
     assert status == 200, promised
     return promised["request_id"]
 
 
-async def stepped(scene: Scene, model: str, seq: int) -> str:
+async def stepped(scene: LiveService, model: str, seq: int) -> str:
     status, promised = await scene.post("optim_step", {"model_id": model, "seq_id": seq, "adam_params": {}})
     assert status == 200, promised
     return promised["request_id"]
 
 
 @proves("order:seq-id")
-async def test_requests_run_in_the_order_of_their_numbers(scene: Scene) -> None:
+async def test_requests_run_in_the_order_of_their_numbers(scene: LiveService) -> None:
     model = await scene.model()
     last = await stepped(scene, model, 3)
     middle = await passed(scene, model, 2)
@@ -52,7 +52,7 @@ async def test_requests_run_in_the_order_of_their_numbers(scene: Scene) -> None:
 
 
 @proves("order:burnt-number")
-async def test_a_refused_request_uses_up_its_number(scene: Scene) -> None:
+async def test_a_refused_request_uses_up_its_number(scene: LiveService) -> None:
     model = await scene.model()
     status, refusal = await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
     assert (status, "adam_params" in refusal["detail"]) == (400, True)
@@ -64,7 +64,7 @@ async def test_a_refused_request_uses_up_its_number(scene: Scene) -> None:
     assert scene.rows("SELECT seq FROM burnt ORDER BY seq") == [(1,), (2,)]
 
 
-async def test_a_number_that_was_used_up_fails_typed_when_it_comes_after_all(scene: Scene) -> None:
+async def test_a_number_that_was_used_up_fails_typed_when_it_comes_after_all(scene: LiveService) -> None:
     model = await scene.model()
     await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
     await scene.redeem(await passed(scene, model, 2))
@@ -74,7 +74,7 @@ async def test_a_number_that_was_used_up_fails_typed_when_it_comes_after_all(sce
 
 
 @proves("retry:training")
-async def test_a_repeated_request_gets_the_first_promise_and_runs_once(scene: Scene) -> None:
+async def test_a_repeated_request_gets_the_first_promise_and_runs_once(scene: LiveService) -> None:
     session = await scene.session()
     model = await scene.model(session)
     posts: list[tuple[str, Any, dict[str, str]]] = [
@@ -100,7 +100,9 @@ async def test_a_repeated_request_gets_the_first_promise_and_runs_once(scene: Sc
 
 
 @proves("retry:ephemeral-save")
-async def test_a_repeated_ephemeral_save_brings_a_new_session_number_and_gets_the_first_sampler(scene: Scene) -> None:
+async def test_a_repeated_ephemeral_save_brings_a_new_session_number_and_gets_the_first_sampler(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
     _, first = await scene.post("save_weights_for_sampler", body)
@@ -112,7 +114,7 @@ async def test_a_repeated_ephemeral_save_brings_a_new_session_number_and_gets_th
 
 
 @proves("retry:sampling")
-async def test_repeated_sampling_requests_get_the_same_session_and_the_same_sample(scene: Scene) -> None:
+async def test_repeated_sampling_requests_get_the_same_session_and_the_same_sample(scene: LiveService) -> None:
     session = await scene.session()
     body = {"session_id": session, "sampling_session_seq_id": 7, "base_model": TINY}
     first, second = await scene.post("create_sampling_session", body), await scene.post("create_sampling_session", body)
@@ -130,7 +132,7 @@ async def test_repeated_sampling_requests_get_the_same_session_and_the_same_samp
 
 
 @proves("order:models-apart")
-async def test_models_do_not_wait_for_each_other(scene: Scene) -> None:
+async def test_models_do_not_wait_for_each_other(scene: LiveService) -> None:
     session = await scene.session()
     stuck, free = await scene.model(session, 0), await scene.model(session, 1)
     await stepped(scene, stuck, 2)  # its first request never comes
@@ -158,7 +160,7 @@ BAD_BODIES: list[tuple[str, Any]] = [
 
 
 @proves("error:sentence")
-async def test_every_bad_body_is_answered_with_a_sentence(scene: Scene) -> None:
+async def test_every_bad_body_is_answered_with_a_sentence(scene: LiveService) -> None:
     for path, body in BAD_BODIES:
         status, refusal = await scene.post(path, body)
         assert 400 <= status < 500, (path, body)
@@ -166,7 +168,7 @@ async def test_every_bad_body_is_answered_with_a_sentence(scene: Scene) -> None:
     assert (await scene.get("/api/v1/healthz"))[0] == 200
 
 
-async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_ones_run(scene: Scene) -> None:
+async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_ones_run(scene: LiveService) -> None:
     model = await scene.model()
     await scene.post("optim_step", {"model_id": model, "seq_id": 3, "adam_params": 5})
     async with asyncio.timeout(WAIT_S):
@@ -175,7 +177,7 @@ async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_o
             assert isinstance(await scene.redeem(await passed(scene, model, seq)), bytes)
 
 
-async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) -> None:
+async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: LiveService) -> None:
     model = await scene.model()
     scene.service.futures.poll_s = 0.01
     held = scene.engine.block("forward_backward")
@@ -191,7 +193,7 @@ async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: Scene) 
 
 
 @proves("order:burnt-number")
-async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_used_up(scene: Scene) -> None:
+async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_used_up(scene: LiveService) -> None:
     model = await scene.model()
     cut = json.dumps({"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": 1e-4}}).encode()[:-9]
     assert (await scene.post("optim_step", cut, **{"Content-Type": "application/json"}))[0] == 400
@@ -200,7 +202,7 @@ async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_u
         assert isinstance(await scene.redeem(await passed(scene, model, 3)), bytes)
 
 
-async def test_what_a_load_asks_for_and_cannot_have_is_a_user_error(scene: Scene) -> None:
+async def test_what_a_load_asks_for_and_cannot_have_is_a_user_error(scene: LiveService) -> None:
     session = await scene.session()
     model = await scene.model(session)
     save = {"model_id": model, "seq_id": 1, "path": "a"}
@@ -219,7 +221,7 @@ async def test_what_a_load_asks_for_and_cannot_have_is_a_user_error(scene: Scene
     assert "model_id" in await scene.redeem((await scene.post("load_weights", body))[1]["request_id"])
 
 
-async def test_a_loss_setting_that_is_a_text_fails_its_promise(scene: Scene) -> None:
+async def test_a_loss_setting_that_is_a_text_fails_its_promise(scene: LiveService) -> None:
     model = await scene.model()
     message = pb.ForwardBackwardRequest()
     message.ParseFromString(pass_body(model, 1))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from contract.requirements import proves
-from engine.scenes import CROSS_ENTROPY
-from engine.torch_scenes import logprobs_of, pair, prompts, running, trained
+from engine.requests import CROSS_ENTROPY
+from engine.torch_fixtures import logprobs_of, pair, prompts, running, trained
 from safetensors.torch import load_file, save_file
 
 from halteres.engine.protocol import LoraConfig

@@ -25,7 +25,7 @@ from halteres.errors import Conflict
 from halteres.models import TINY
 from halteres.service.service import locked
 
-from .scenes import DATA, KEY, STEP, closing, trainer
+from .live_service import DATA, KEY, STEP, closing, trainer
 
 pytestmark = pytest.mark.runs
 

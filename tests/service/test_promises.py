@@ -7,14 +7,14 @@ import asyncio
 import tinker
 from contract.requirements import proves
 
-from .scenes import DATA, Scene, closing, trainer
+from .live_service import DATA, LiveService, closing, trainer
 from .test_order import passed
 
 WAIT_S = 20
 
 
 @proves("promise:not-ready")
-async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: Scene) -> None:
+async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: LiveService) -> None:
     model = await scene.model()
     scene.service.futures.poll_s = 0.01
     request_id = await passed(scene, model, 2)
@@ -24,7 +24,7 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
 
 
 @proves("promise:not-ready")
-async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_the_sdk_polls_again_until_the_result_is_there(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     scene.service.futures.poll_s = 0.01
     held = scene.engine.block("forward_backward")
@@ -37,7 +37,7 @@ async def test_the_sdk_polls_again_until_the_result_is_there(scene: Scene, clien
         assert len((await output).loss_fn_outputs) == 2
 
 
-async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: Scene) -> None:
+async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: LiveService) -> None:
     model = await scene.model()
     held = scene.engine.block("forward_backward")
     request_id = await passed(scene, model, 1)
@@ -50,7 +50,7 @@ async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: 
 
 
 @proves("promise:same-bytes")
-async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(scene: Scene) -> None:
+async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(scene: LiveService) -> None:
     model = await scene.model()
     request_id = await passed(scene, model, 1)
     first = await scene.redeem(request_id)
@@ -61,7 +61,7 @@ async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(sce
     assert await passed(scene, model, 1) == request_id
 
 
-async def test_polls_end_when_the_service_does(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_polls_end_when_the_service_does(scene: LiveService, client: tinker.ServiceClient) -> None:
     model = await scene.model()
     request_id = await passed(scene, model, 2)
     poll = asyncio.create_task(scene.post("retrieve_future", {"request_id": request_id}))
@@ -73,7 +73,7 @@ async def test_polls_end_when_the_service_does(scene: Scene, client: tinker.Serv
 
 
 @proves("session:heartbeat")
-async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: Scene) -> None:
+async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: LiveService) -> None:
     session = await scene.session()
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
     assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}))[0] == 204
@@ -83,7 +83,7 @@ async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: Scene) 
 
 
 @proves("connect:capabilities")
-async def test_health_is_503_until_the_engine_is_ready(scene: Scene) -> None:
+async def test_health_is_503_until_the_engine_is_ready(scene: LiveService) -> None:
     assert (await scene.get("/api/v1/healthz"))[1]["status"] == "ok"
     scene.host.state = "starting"
     status, why = await scene.get("/api/v1/healthz")
@@ -91,7 +91,7 @@ async def test_health_is_503_until_the_engine_is_ready(scene: Scene) -> None:
 
 
 @proves("session:finish")
-async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scene: Scene) -> None:
+async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scene: LiveService) -> None:
     client = await scene.client(halteres_run="r9")
     async with closing(client):
         training = await trainer(client)

@@ -9,24 +9,24 @@ import tinker
 from contract.requirements import proves
 from tinker import types
 
-from .scenes import Scene, closing, trainer
+from .live_service import LiveService, closing, trainer
 
 EXPERIMENTAL = pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")  # the SDK says so of its search
 
 
-async def named(scene: Scene, name: str | None, project: str | None = None, **metadata: str) -> str:
+async def named(scene: LiveService, name: str | None, project: str | None = None, **metadata: str) -> str:
     body = {"tags": [], "user_metadata": metadata, "display_name": name, "project_id": project, "sdk_version": "x"}
     return (await scene.post("create_session", body))[1]["session_id"]
 
 
-async def search(scene: Scene, **asked: Any) -> tuple[list[str], Any]:
+async def search(scene: LiveService, **asked: Any) -> tuple[list[str], Any]:
     status, answer = await scene.post("sessions/search", asked)
     assert status == 200, answer
     return [one["session_id"] for one in answer["sessions"]], answer["next_cursor"]
 
 
 @proves("records:search")
-async def test_sessions_are_found_by_what_is_known_of_them(scene: Scene) -> None:
+async def test_sessions_are_found_by_what_is_known_of_them(scene: LiveService) -> None:
     red = await named(scene, "The Red one", "p1", run="r1", seed="3")
     blue = await named(scene, "a blue One", run="r1")
     bare = await named(scene, None)
@@ -57,7 +57,7 @@ async def test_sessions_are_found_by_what_is_known_of_them(scene: Scene) -> None
 
 @EXPERIMENTAL
 @proves("records:search")
-async def test_a_search_goes_on_where_its_page_ended(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_search_goes_on_where_its_page_ended(scene: LiveService, client: tinker.ServiceClient) -> None:
     for index in range(4):
         await named(scene, f"many {index}")
     rest = tinker.RestClient(client.holder)
@@ -74,7 +74,7 @@ async def test_a_search_goes_on_where_its_page_ended(scene: Scene, client: tinke
 
 @EXPERIMENTAL
 @proves("records:search", "records:zones")
-async def test_the_sdk_reads_a_summary(scene: Scene) -> None:
+async def test_the_sdk_reads_a_summary(scene: LiveService) -> None:
     async with closing(await scene.client(run="r7", seed="3")) as client:
         training = await trainer(client)
         await training.save_state("a")
@@ -104,13 +104,15 @@ async def test_the_sdk_reads_a_summary(scene: Scene) -> None:
         {"user_metadata": {"a": 1}},
     ],
 )
-async def test_a_search_that_does_not_fit_is_refused(scene: Scene, asked: dict[str, Any]) -> None:
+async def test_a_search_that_does_not_fit_is_refused(scene: LiveService, asked: dict[str, Any]) -> None:
     status, refusal = await scene.post("sessions/search", asked)
     assert (status, "$." in refusal["detail"]) == (400, True)
 
 
 @proves("records:runs", "records:zones")
-async def test_training_runs_are_listed_newest_first_and_described(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_training_runs_are_listed_newest_first_and_described(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     first, second = await trainer(client), await trainer(client, rank=4)
     rest = tinker.RestClient(client.holder)
     page = await rest.list_training_runs(limit=1, access_scope="accessible")
@@ -126,7 +128,7 @@ async def test_training_runs_are_listed_newest_first_and_described(scene: Scene,
 
 
 @proves("records:sessions", "records:samplers")
-async def test_a_session_names_its_runs_and_samplers(scene: Scene) -> None:
+async def test_a_session_names_its_runs_and_samplers(scene: LiveService) -> None:
     session = await named(scene, "shown", run="r1")
     model = await scene.model(session)
     body = {
@@ -148,7 +150,7 @@ async def test_a_session_names_its_runs_and_samplers(scene: Scene) -> None:
 
 
 @proves("records:administration")
-async def test_the_books_are_empty_but_for_storage(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_the_books_are_empty_but_for_storage(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     await training.save_state("a")
     admin = tinker.AdminClient(client.holder)
@@ -161,13 +163,13 @@ async def test_the_books_are_empty_but_for_storage(scene: Scene, client: tinker.
     assert (await admin.get_current_checkpoint_storage_usage("p9")).data == []
 
 
-async def test_a_trace_is_refused_with_what_there_is(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_trace_is_refused_with_what_there_is(scene: LiveService, client: tinker.ServiceClient) -> None:
     with pytest.raises(RuntimeError, match=r"records no traces.*journal\.sqlite"):
         await tinker.RestClient(client.holder).export_session_trace(client.holder.get_session_id())
 
 
 async def test_an_unknown_training_run_is_told_in_a_sentence_however_many_there_are(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await scene.model()
     known = [scene.service.models.find(run, "local")] * 5000

@@ -16,13 +16,15 @@ from tinker import types
 from halteres.models import TINY
 from halteres.service.keys import LOCAL
 
-from .scenes import DATA, STEP, Scene, closing, prompt, serving, trainer
+from .live_service import DATA, STEP, LiveService, closing, prompt, serving, trainer
 
 WAIT_S = 20
 ONE = types.SamplingParams(max_tokens=1)
 
 
-async def test_named_weights_are_loaded_again_after_the_engine_died(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_named_weights_are_loaded_again_after_the_engine_died(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     path = (await training.save_weights_for_sampler("named")).path
     named = await client.create_sampling_client(model_path=path)
@@ -36,7 +38,7 @@ async def test_named_weights_are_loaded_again_after_the_engine_died(scene: Scene
 
 @proves("promise:lost-sample")
 async def test_a_sample_under_way_when_the_engine_dies_is_drawn_again_by_itself(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     base = await client.create_sampling_client(base_model=TINY)
     held = scene.engine.block("sample")
@@ -81,7 +83,7 @@ async def test_a_checkpoint_folder_of_another_service_is_known_by_its_place(tmp_
         assert resumed.get_info().lora_rank == 4
 
 
-async def test_state_loaded_into_a_lost_model_brings_it_back(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_state_loaded_into_a_lost_model_brings_it_back(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     path = (await training.save_state("kept")).path
     await scene.host.die()

@@ -6,18 +6,18 @@ from typing import Any
 
 from halteres.service.http import MOST_RUNS, RequestCounts
 
-from .scenes import Scene, closing, trainer
+from .live_service import LiveService, closing, trainer
 
 NONE: dict[str, Any] = {"answered": 0, "refused": 0, "refused_in_a_row": 0, "last_refusal": None}
 
 
-async def counted(scene: Scene, run: str = "r17") -> dict[str, Any]:
+async def counted(scene: LiveService, run: str = "r17") -> dict[str, Any]:
     status, counts = await scene.get(f"/halteres/v1/runs/{run}/requests")
     assert status == 200
     return counts
 
 
-async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(scene: Scene) -> None:
+async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(scene: LiveService) -> None:
     async with closing(await scene.client(halteres_run="r17")) as client:
         await (await trainer(client)).save_weights_and_get_sampling_client()
         chat = "/runs/r17/v1/chat/completions"
@@ -39,7 +39,7 @@ async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(
         assert await counted(scene, "r18") == NONE
 
 
-async def test_a_run_that_has_published_nothing_yet_refuses_nothing(scene: Scene) -> None:
+async def test_a_run_that_has_published_nothing_yet_refuses_nothing(scene: LiveService) -> None:
     """503 is answered: come again."""
     assert (await scene.ask("/runs/r17/v1/completions", prompt="1 + 1"))[0] == 503
     assert await counted(scene) == NONE

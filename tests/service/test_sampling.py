@@ -20,7 +20,7 @@ from halteres.service.sampling import snapshots
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.service import Options
 
-from .scenes import BASE, DATA, STEP, Scene, closing, prompt, serving, trainer
+from .live_service import BASE, DATA, STEP, LiveService, closing, prompt, serving, trainer
 
 WAIT_S = 20
 END = 2  # the built-in model's end token
@@ -87,7 +87,9 @@ async def test_sampled_logprobs_are_those_of_the_training_pass(client: tinker.Se
 
 
 @proves("sample:snapshot")
-async def test_a_snapshot_keeps_its_weights_while_training_goes_on(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_snapshot_keeps_its_weights_while_training_goes_on(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training, before = await published(client)
     old = await before.compute_logprobs(prompt(5, 6, 7))
     await training.forward_backward(DATA, "cross_entropy")
@@ -97,7 +99,7 @@ async def test_a_snapshot_keeps_its_weights_while_training_goes_on(scene: Scene,
     assert await after.compute_logprobs(prompt(5, 6, 7)) != old
 
 
-async def test_named_weights_are_sampled_from_by_path(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_named_weights_are_sampled_from_by_path(scene: LiveService, client: tinker.ServiceClient) -> None:
     training, ephemeral = await published(client, steps=1)
     path = (await training.save_weights_for_sampler("named")).path
     named = await client.create_sampling_client(model_path=path)
@@ -233,7 +235,7 @@ async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(client
         assert caught.value.category is types.RequestErrorCategory.User
 
 
-async def test_requests_reach_the_engine_together(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_requests_reach_the_engine_together(scene: LiveService, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
     held = scene.engine.block("sample")
     waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(32)]
@@ -262,7 +264,7 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
 
 @pytest.mark.runs
 @proves("sample:many")
-async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_thousand_samples_in_flight_lose_nothing(scene: LiveService, client: tinker.ServiceClient) -> None:
     sampling = await base_client(client)
     held = scene.engine.block("sample")
     params = types.SamplingParams(max_tokens=1, stop=[])
@@ -276,7 +278,7 @@ async def test_a_thousand_samples_in_flight_lose_nothing(scene: Scene, client: t
 
 
 async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_asked_for(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     bound_snapshots(scene, 2)
@@ -290,7 +292,7 @@ async def test_snapshots_beyond_the_bound_leave_the_engine_and_come_back_when_as
 
 
 async def test_unnamed_snapshots_on_disk_are_bounded_and_the_oldest_say_that_they_are_gone(
-    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "MAX_SPILLED", 1)
     training = await trainer(client)
@@ -305,7 +307,9 @@ async def test_unnamed_snapshots_on_disk_are_bounded_and_the_oldest_say_that_the
     await samplers[3].compute_logprobs(prompt(5, 6))
 
 
-async def test_sixty_publishes_that_nobody_samples_write_nothing(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_sixty_publishes_that_nobody_samples_write_nothing(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     for _ in range(60):
         await training.save_weights_and_get_sampling_client()
@@ -314,14 +318,14 @@ async def test_sixty_publishes_that_nobody_samples_write_nothing(scene: Scene, c
     assert scene.engine.calls["save_snapshot"] == 0
 
 
-def bound_snapshots(scene: Scene, count: int) -> None:
+def bound_snapshots(scene: LiveService, count: int) -> None:
     """Memory for so many snapshots of the one training run."""
     snapshots, (model,) = scene.service.snapshots, scene.service.models.all()
     total = 2 * count * snapshots._budget.bytes_of(model.lora, trained=False)
     snapshots._budget = replace(snapshots._budget, total=total)
 
 
-def held(scene: Scene) -> list[Snapshot]:
+def held(scene: LiveService) -> list[Snapshot]:
     known = [sampler.snapshot for sampler in scene.service.samplers._known.values()]
     return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.engines]
 
@@ -332,7 +336,7 @@ def test_the_base_model_is_known_by_name_and_by_folder() -> None:
 
 
 async def test_a_sample_fails_with_the_reason_once_the_engine_was_given_up(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     """While an engine may come back the answer is 410, and the SDK submits the sample again: here for ever."""
     sampling = await base_client(client)

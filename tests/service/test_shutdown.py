@@ -15,7 +15,7 @@ from deadlines import until
 
 from halteres.service.inference.http import ServiceEnds, Shutdown
 
-from .scenes import Scene
+from .live_service import LiveService
 from .test_inference_streams import BODY, PATHS
 from .test_process import WAIT_S, running
 
@@ -24,7 +24,7 @@ ENDS = "The service ends."
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
 async def test_a_stream_under_way_ends_with_an_event_that_says_so(
-    scene: Scene, path: str, body: dict[str, Any]
+    scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:
     scene.engine.latency_s["piece"] = 0.005
     async with scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}) as told:
@@ -38,7 +38,7 @@ async def test_a_stream_under_way_ends_with_an_event_that_says_so(
 
 
 @pytest.mark.parametrize(("call", "more"), [("piece", {"stream": True}), ("sample", {})])
-async def test_what_has_not_begun_is_refused_with_503(scene: Scene, call: str, more: dict[str, Any]) -> None:
+async def test_what_has_not_begun_is_refused_with_503(scene: LiveService, call: str, more: dict[str, Any]) -> None:
     held = scene.engine.block(call)
     asking = asyncio.create_task(scene.ask("/v1/completions", **BODY, **more))
     await held.inside()
@@ -76,7 +76,7 @@ async def test_sigterm_under_a_stream_ends_the_process_without_a_traceback(tmp_p
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/api/v1/create_session", "/generate"])
 async def test_a_client_that_leaves_while_its_body_is_read_ends_quietly(
-    scene: Scene, path: str, caplog: pytest.LogCaptureFixture
+    scene: LiveService, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = urlsplit(scene.url)
     _, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -88,7 +88,9 @@ async def test_a_client_that_leaves_while_its_body_is_read_ends_quietly(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_bad_requests_are_not_a_line_of_the_log_each(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_requests_are_not_a_line_of_the_log_each(
+    scene: LiveService, caplog: pytest.LogCaptureFixture
+) -> None:
     where = urlsplit(scene.url)
     for _ in range(5):
         reader, writer = await asyncio.open_connection(where.hostname, where.port)

@@ -25,7 +25,7 @@ from halteres.service.routes.training import STAND_IN
 from halteres.service.service import Options
 from halteres.service.wire.training import PassRequest, read_json_pass, read_pass
 
-from .scenes import Scene, closing, prompt, serving, trainer
+from .live_service import LiveService, closing, prompt, serving, trainer
 from .test_wire_json import body_of, chunk, json_datum, promised, tensor
 
 Prompt, Sampled = types.PromptProvenanceSpan, types.SampledProvenanceSpan
@@ -186,5 +186,5 @@ async def test_what_was_trained_before_an_operator_refused_it_is_not_lost(tmp_pa
         assert stepped["metrics"]["policy_version:max"] == 1
 
 
-async def _redeemed(scene: Scene, path: str, body: Any) -> Any:
+async def _redeemed(scene: LiveService, path: str, body: Any) -> Any:
     return await scene.redeem(await promised(scene, path, body))

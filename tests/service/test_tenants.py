@@ -16,7 +16,7 @@ from halteres.models import TINY
 from halteres.service.keys import KeyFile
 from halteres.service.wire import tinker_public_pb2 as pb
 
-from .scenes import Scene, serving
+from .live_service import LiveService, serving
 
 PROTOBUF = "application/x-protobuf"
 RUN = "alices-run"
@@ -26,7 +26,7 @@ RUN = "alices-run"
 class Person:
     """One who asks with a key."""
 
-    scene: Scene
+    scene: LiveService
     key: str
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
@@ -61,7 +61,7 @@ class Person:
 class Town:
     """A service, what Alice made on it, and Bob, who has a session and nothing else."""
 
-    scene: Scene
+    scene: LiveService
     alice: Person
     bob: Person
     things: Mapping[str, str]  # Alice's, by kind

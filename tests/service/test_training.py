@@ -15,7 +15,7 @@ from halteres.models import TINY
 from halteres.service.checkpoints import Checkpoint
 from halteres.service.keys import LOCAL
 
-from .scenes import BASE, DATA, KEY, STEP, Scene, datum, prompt, trainer
+from .live_service import BASE, DATA, KEY, STEP, LiveService, datum, prompt, trainer
 
 WAIT_S = 20
 
@@ -23,7 +23,7 @@ WAIT_S = 20
 SEEDED = types.SamplingParams(max_tokens=4, seed=3)
 
 
-async def test_a_client_trains_saves_and_samples(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_a_client_trains_saves_and_samples(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
     output = await passed
@@ -42,7 +42,7 @@ async def test_a_client_trains_saves_and_samples(scene: Scene, client: tinker.Se
 
 @proves("order:pipelined")
 async def test_a_step_is_promised_while_its_pass_still_runs_and_comes_after_it(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client)
     held = scene.engine.block("forward_backward")
@@ -59,7 +59,9 @@ async def test_a_step_is_promised_while_its_pass_still_runs_and_comes_after_it(
 
 
 @proves("order:first-chunk-last")
-async def test_2500_datums_come_back_in_order_from_parallel_chunks(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_2500_datums_come_back_in_order_from_parallel_chunks(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     data = [datum([5, 6 + index % 600, 7]) for index in range(2500)]
     output = await training.forward_backward(data, "cross_entropy")
@@ -127,7 +129,7 @@ async def test_negative_learning_rates_are_user_errors(client: tinker.ServiceCli
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
 async def test_a_number_of_adam_that_json_makes_null_is_refused_and_not_taken_as_absent(
-    scene: Scene, client: tinker.ServiceClient, field: str, value: float
+    scene: LiveService, client: tinker.ServiceClient, field: str, value: float
 ) -> None:
     training = await trainer(client)
     await training.forward_backward(DATA, "cross_entropy")
@@ -138,7 +140,7 @@ async def test_a_number_of_adam_that_json_makes_null_is_refused_and_not_taken_as
 
 @proves("checkpoint:new-client")
 async def test_training_goes_on_from_saved_state_with_and_without_its_optimiser(
-    scene: Scene, client: tinker.ServiceClient
+    scene: LiveService, client: tinker.ServiceClient
 ) -> None:
     training = await trainer(client, rank=4)
     for _ in range(3):
@@ -159,7 +161,7 @@ async def test_training_goes_on_from_saved_state_with_and_without_its_optimiser(
 
 
 @proves("checkpoint:weights-alone")
-async def test_saved_state_is_loaded_into_a_living_model(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_saved_state_is_loaded_into_a_living_model(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     path = (await training.save_state("start")).path
     await training.forward_backward(DATA, "cross_entropy")
@@ -198,7 +200,7 @@ async def test_a_training_client_finds_its_tokenizer_without_network(client: tin
 
 
 @proves("records:runs", "records:checkpoints")
-async def test_the_rest_client_lists_runs_and_checkpoints(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_the_rest_client_lists_runs_and_checkpoints(scene: LiveService, client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     state = await training.save_state("s")
     sampler = await training.save_weights_for_sampler("w", user_metadata={"step": "0"})
@@ -216,7 +218,7 @@ async def test_the_rest_client_lists_runs_and_checkpoints(scene: Scene, client: 
 
 @proves("sample:snapshot")
 async def test_samplers_of_weights_that_are_being_overwritten_never_see_the_new_ones(
-    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = await trainer(client)
     path = (await training.save_state("one")).path

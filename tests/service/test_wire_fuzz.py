@@ -14,7 +14,7 @@ from contract.requirements import proves
 
 from halteres.models import TINY
 
-from .scenes import Scene
+from .live_service import LiveService
 from .test_order import PROTO, pass_body
 
 SEED, ROUNDS, WAIT_S = 20250, 12, 60
@@ -129,14 +129,14 @@ def broken(path: str, body: dict[str, Any], dice: random.Random) -> Iterator[byt
         yield value.encode()
 
 
-async def scene_ids(scene: Scene) -> dict[str, str]:
+async def scene_ids(scene: LiveService) -> dict[str, str]:
     session = await scene.session()
     body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": TINY}
     sampler = (await scene.post("create_sampling_session", body))[1]["sampling_session_id"]
     return {RUN: await scene.model(session), SESSION: session, SAMPLER: sampler}
 
 
-async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers: str) -> int:
+async def never_a_500(scene: LiveService, run: str, path: str, body: bytes, **headers: str) -> int:
     """The status: it is refused with a sentence, or accepted and executed in its turn."""
     model = scene.service.models.of_id(run)
     assert model is not None
@@ -155,7 +155,7 @@ async def never_a_500(scene: Scene, run: str, path: str, body: bytes, **headers:
 
 @proves("wire:nothing-breaks-it", "error:sentence")
 @pytest.mark.parametrize("path", BODIES)
-async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: str) -> None:
+async def test_json_that_nobody_means_never_breaks_anything(scene: LiveService, path: str) -> None:
     ids, dice = await scene_ids(scene), random.Random(SEED)
     scene.service.futures.poll_s = 0.01
     text = json.dumps(BODIES[path])
@@ -168,7 +168,7 @@ async def test_json_that_nobody_means_never_breaks_anything(scene: Scene, path: 
 
 
 @proves("wire:nothing-breaks-it", "wire:zstd")
-async def test_protobuf_that_nobody_means_never_breaks_anything(scene: Scene) -> None:
+async def test_protobuf_that_nobody_means_never_breaks_anything(scene: LiveService) -> None:
     model, dice = await scene.model(), random.Random(SEED)
     scene.service.futures.poll_s = 0.01
     await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
@@ -196,7 +196,7 @@ async def test_protobuf_that_nobody_means_never_breaks_anything(scene: Scene) ->
     await goes_on(scene)
 
 
-async def goes_on(scene: Scene) -> None:
+async def goes_on(scene: LiveService) -> None:
     """Whatever is open ends, no future by our own fault; the engine never died; the next client trains."""
     scene.service.futures.poll_s = WAIT_S
     model = await scene.model()

@@ -16,7 +16,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 from halteres.models import TINY
 from halteres.service.routes import training as training_routes
 
-from .scenes import DATA, Scene, datum, trainer
+from .live_service import DATA, LiveService, datum, trainer
 from .test_order import PROTO, pass_body, stepped
 
 WAIT_S = 20
@@ -45,20 +45,20 @@ def body_of(model: str, seq: int, *data: Any, field: str = "forward_backward_inp
     return {field: inner, "model_id": model, "seq_id": seq}
 
 
-async def promised(scene: Scene, path: str, body: Any, **headers: str) -> str:
+async def promised(scene: LiveService, path: str, body: Any, **headers: str) -> str:
     status, answer = await scene.post(path, body, **headers)
     assert status == 200, answer
     return answer["request_id"]
 
 
-async def retrieved(scene: Scene, request_id: str, accept: dict[str, str], **fields: Any) -> Any:
+async def retrieved(scene: LiveService, request_id: str, accept: dict[str, str], **fields: Any) -> Any:
     status, outcome = await scene.post("retrieve_future", {"request_id": request_id, **fields}, **accept)
     assert status == 200, outcome
     return outcome
 
 
 @proves("wire:content-type")
-async def test_both_bodies_of_a_pass_give_the_same_bytes(scene: Scene) -> None:
+async def test_both_bodies_of_a_pass_give_the_same_bytes(scene: LiveService) -> None:
     model = await scene.model()
     binary = await promised(scene, "forward_backward", pass_body(model, 1, [datum([5, 6, 7, 8])]), **PROTO)
     json = await promised(scene, "forward_backward", body_of(model, 2))
@@ -87,7 +87,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @proves("wire:null-and-unknown")
-async def test_every_shape_of_a_datum_means_the_same(scene: Scene) -> None:
+async def test_every_shape_of_a_datum_means_the_same(scene: LiveService) -> None:
     model = await scene.model()
     requests = [
         await promised(scene, "forward_backward", body_of(model, seq, found))
@@ -98,7 +98,7 @@ async def test_every_shape_of_a_datum_means_the_same(scene: Scene) -> None:
     assert outcomes[0]["loss_fn_outputs"][0]["logprobs"]["shape"] == [3]
 
 
-async def test_wide_and_sparse_targets_come_as_json_too(scene: Scene) -> None:
+async def test_wide_and_sparse_targets_come_as_json_too(scene: LiveService) -> None:
     model = await scene.model()
     rows, grid = [0, 2, 2, 3], [0, 1, 1]
     csr: dict[str, Any] = {"shape": [3, 2], "sparse_crow_indices": rows, "sparse_col_indices": grid}
@@ -130,7 +130,7 @@ FLAWS: list[tuple[dict[str, Any], str]] = [
 
 
 @proves("pass:bad-datum", "sample:no-images")
-async def test_what_is_wrong_with_a_datum_fails_its_promise_and_the_next_request_runs(scene: Scene) -> None:
+async def test_what_is_wrong_with_a_datum_fails_its_promise_and_the_next_request_runs(scene: LiveService) -> None:
     model = await scene.model()
     for seq, (found, sentence) in enumerate(FLAWS, 1):
         request = await promised(scene, "forward_backward", body_of(model, seq, PLAIN, found))
@@ -141,7 +141,7 @@ async def test_what_is_wrong_with_a_datum_fails_its_promise_and_the_next_request
     assert "metrics" in await retrieved(scene, last, OLD)
 
 
-async def test_settings_that_are_no_numbers_are_the_losss_to_refuse(scene: Scene) -> None:
+async def test_settings_that_are_no_numbers_are_the_losss_to_refuse(scene: LiveService) -> None:
     """httpx before 0.28 writes NaN as it is."""
     model = await scene.model()
     raw = '{"forward_backward_input": {"data": [], "loss_fn": "ppo", "loss_fn_config": {"clip_low_threshold": NaN}},'
@@ -154,7 +154,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @proves("order:burnt-number")
-async def test_a_json_pass_that_does_not_fit_uses_up_its_number(scene: Scene) -> None:
+async def test_a_json_pass_that_does_not_fit_uses_up_its_number(scene: LiveService) -> None:
     model = await scene.model()
     broken: list[dict[str, Any]] = [
         {"model_id": model, "seq_id": 1},
@@ -175,7 +175,7 @@ async def test_a_json_pass_that_does_not_fit_uses_up_its_number(scene: Scene) ->
 
 
 @proves("wire:zstd")
-async def test_a_compressed_pass_is_read(scene: Scene) -> None:
+async def test_a_compressed_pass_is_read(scene: LiveService) -> None:
     model = await scene.model()
     compressed = zstandard.compress(pass_body(model, 1))
     request = await promised(scene, "forward_backward", compressed, **PROTO, **{"Content-Encoding": "zstd"})
@@ -183,7 +183,7 @@ async def test_a_compressed_pass_is_read(scene: Scene) -> None:
 
 
 @proves("wire:accept")
-async def test_a_pass_is_told_in_the_form_that_its_client_reads(scene: Scene) -> None:
+async def test_a_pass_is_told_in_the_form_that_its_client_reads(scene: LiveService) -> None:
     model = await scene.model()
     request = await promised(scene, "forward_backward", pass_body(model, 1), **PROTO)
     binary = deserialize_forward_backward_output(await retrieved(scene, request, NEW))
@@ -196,7 +196,7 @@ async def test_a_pass_is_told_in_the_form_that_its_client_reads(scene: Scene) ->
 
 
 @proves("wire:accept")
-async def test_a_sample_is_told_in_the_form_that_its_client_reads(scene: Scene) -> None:
+async def test_a_sample_is_told_in_the_form_that_its_client_reads(scene: LiveService) -> None:
     session = {"session_id": await scene.session(), "sampling_session_seq_id": 0, "base_model": TINY}
     sampler = (await scene.post("create_sampling_session", session))[1]["sampling_session_id"]
     asked: dict[str, Any] = {
@@ -235,7 +235,7 @@ async def test_a_sample_is_told_in_the_form_that_its_client_reads(scene: Scene) 
 
 @proves("promise:metadata")
 async def test_a_large_result_is_announced_to_those_who_ask_for_it(
-    scene: Scene, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+    scene: LiveService, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_routes, "INLINE_BYTES", 1000)
     model, many = await scene.model(), [datum(list(range(5, 505)))] * 20
@@ -251,14 +251,16 @@ async def test_a_large_result_is_announced_to_those_who_ask_for_it(
 
 
 @proves("promise:lost-sample")
-async def test_a_promise_that_nobody_knows_is_410_to_a_sampling_client_and_404_to_others(scene: Scene) -> None:
+async def test_a_promise_that_nobody_knows_is_410_to_a_sampling_client_and_404_to_others(scene: LiveService) -> None:
     lost = {"request_id": "x"}
     assert (await scene.post("retrieve_future", lost, **{"X-Tinker-Request-Type": "Sample"}))[0] == 410
     assert (await scene.post("retrieve_future", lost, **{"X-Tinker-Request-Type": "ForwardBackward"}))[0] == 404
 
 
 @proves("order:first-chunk-last")
-async def test_2500_datums_arrive_in_chunks_the_first_one_last(scene: Scene, client: tinker.ServiceClient) -> None:
+async def test_2500_datums_arrive_in_chunks_the_first_one_last(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     data = [datum([5, 6, 7 + index % 64]) for index in range(2500)]
     stepping = await training.forward_backward(data, "cross_entropy")
@@ -271,7 +273,7 @@ async def test_2500_datums_arrive_in_chunks_the_first_one_last(scene: Scene, cli
     await training.optim_step(tinker.AdamParams())
 
 
-async def test_three_chunks_by_hand_run_in_order_whatever_their_bodies_are(scene: Scene) -> None:
+async def test_three_chunks_by_hand_run_in_order_whatever_their_bodies_are(scene: LiveService) -> None:
     model = await scene.model()
     later = [
         await promised(scene, "forward_backward", body_of(model, 2)),
@@ -283,7 +285,7 @@ async def test_three_chunks_by_hand_run_in_order_whatever_their_bodies_are(scene
     assert counts == [3, 1, len(DATA)]
 
 
-async def test_no_form_of_a_result_holds_what_json_has_not(scene: Scene) -> None:
+async def test_no_form_of_a_result_holds_what_json_has_not(scene: LiveService) -> None:
     """A prompt's first log-probability is NaN on the wire, and null in JSON."""
     session = {"session_id": await scene.session(), "sampling_session_seq_id": 0, "base_model": TINY}
     sampler = (await scene.post("create_sampling_session", session))[1]["sampling_session_id"]

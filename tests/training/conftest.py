@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from .world import Run, World, opened
+from .live_servers import LiveServers, Run, opened
 
 
 @pytest.fixture(scope="package")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServers]:
     """A training service with the scripted engine, shared by the tests that need one."""
     with opened(tmp_path_factory.mktemp("world")) as world:
         yield world
 
 
 @pytest.fixture
-def make_run(world: World) -> Iterator[Callable[..., Run]]:
+def make_run(world: LiveServers) -> Iterator[Callable[..., Run]]:
     """Makes runs; their processes end with the test."""
     runs: list[Run] = []
 

@@ -14,7 +14,7 @@ from halteres.training.advantages import ESTIMATORS, centred, estimate, is_degen
 from halteres.training.turns import Turns, returns, state_differences, turns_of
 from halteres.types import Batch, Group, Span
 
-from .standins import batch
+from .fakes import batch
 
 Episodes = list[list[float]]
 """Rewards of the turns of each episode."""

@@ -8,11 +8,11 @@ import pytest
 from halteres.training.datums import Example
 from halteres.training.logprob_mismatch import agreement
 
-from . import standins
+from . import fakes
 
 
 def example(logprobs: list[float], versions: tuple[int, int] | None = (0, 0)) -> Example:
-    return standins.example([1] * (len(logprobs) + 1), [1.0, *logprobs], 1.0, versions)
+    return fakes.example([1] * (len(logprobs) + 1), [1.0, *logprobs], 1.0, versions)
 
 
 def trained(*rows: list[float]) -> list[np.ndarray]:
@@ -41,7 +41,7 @@ def test_the_seeds_moments_are_of_reference_and_training() -> None:
 
 
 def test_context_tokens_are_not_compared() -> None:
-    two_turns = standins.example([1, 2, 3, 4], [1.0, -1.0, 1.0, -2.0], 1.0, (0, 0))
+    two_turns = fakes.example([1, 2, 3, 4], [1.0, -1.0, 1.0, -2.0], 1.0, (0, 0))
     metrics = agreement([two_turns], trained([-1.0, -99.0, -2.0]), version=0)
     assert metrics["logprobs/absdiff_max"] == 0.0
     assert metrics["tokens/compared"] == 2

@@ -14,7 +14,7 @@ from halteres.training.datums import Examples, spread, to_examples, to_sequences
 from halteres.training.turns import Turns, turns_of
 from halteres.types import Batch, Group, Span
 
-from .standins import example
+from .fakes import example
 
 C = 1.0  # the sentinel of a context token
 

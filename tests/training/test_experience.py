@@ -15,7 +15,7 @@ from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.stopping import StopRequest
 from halteres.types import Batch
 
-from .standins import REGISTRATION, FakeServer, batch, stopping
+from .fakes import REGISTRATION, FakeServer, batch, stopping
 
 WHOLE = [0.0, 1.0, 2.0, 3.0]
 """Scores of as many sequences as REGISTRATION asks for."""

@@ -14,7 +14,7 @@ from halteres.training.__main__ import write_failure
 from halteres.training.failures import LossNotFinite
 from halteres.training.folder import RunFolder
 
-from .world import BATCH, GROUP, Run, World, opened, within
+from .live_servers import BATCH, GROUP, LiveServers, Run, opened, within
 
 pytestmark = pytest.mark.runs
 
@@ -62,14 +62,14 @@ def test_a_program_that_left_no_words_is_read_from_its_log(folder: Path, words: 
 
 
 @pytest.fixture(scope="module")
-def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServers]:
     """A training service that computes."""
     with opened(tmp_path_factory.mktemp("computing"), engine="torch") as world:
         yield world
 
 
 @pytest.fixture
-def run(computing: World) -> Iterator[Run]:
+def run(computing: LiveServers) -> Iterator[Run]:
     made = computing.run(
         "diverging",
         env={"batch_size": BATCH, "group_size": GROUP, "temperature": 0.7},

@@ -28,7 +28,7 @@ from halteres.training.policy import Pass, SentCall
 from halteres.training.report import Report, Rollouts
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
-from .standins import REGISTRATION, FakePolicy, FakeServer, batch, stopping
+from .fakes import REGISTRATION, FakePolicy, FakeServer, batch, stopping
 
 CONFIG = TrainerSettings(total_steps=4, checkpoint_every=2, eval_every=0)
 MIXED = ([0.0, 1.0], [1.0, 1.0])  # the second group teaches nothing

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from engine.torch_scenes import Reference
-from service.scenes import InProcess, closing
+from engine.torch_fixtures import Reference
+from service.live_service import InProcess, closing
 from torch import Tensor
 
 from halteres.config.settings import TrainerSettings
@@ -29,7 +29,7 @@ from halteres.training.loop import learn
 from halteres.training.policy import Pass, Policy, minibatches
 from halteres.training.report import Report
 
-from .standins import example
+from .fakes import example
 
 FOLDER = builtin_path(TINY)
 RANK = 2
@@ -79,7 +79,7 @@ class Served:
 
 @asynccontextmanager
 async def computing(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Served]:
-    import service.scenes as scenes
+    import service.live_service as scenes
 
     monkeypatch.setattr(scenes, "InProcess", Computing)
     async with scenes.serving(folder, Options(**options)) as scene:

@@ -17,7 +17,7 @@ from halteres.training.objective import Objective, TrainingBatch
 from halteres.training.policy import SentCall, learning_rate, minibatches
 from halteres.types import Batch, Span
 
-from .standins import FakePolicy, batch, example
+from .fakes import FakePolicy, batch, example
 
 KL = {"kl_coef": 0.5, "advantage": "group_mean"}
 

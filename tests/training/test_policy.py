@@ -16,7 +16,7 @@ from halteres.training import policy
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
 from halteres.training.policy import Policy, SentCall, _datum, _finite_pass
 
-from .standins import example
+from .fakes import example
 
 
 async def fails(error: Exception) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .world import Process, Run, ask, within
+from .live_servers import Process, Run, ask, within
 
 pytestmark = pytest.mark.runs
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from .scenes import Scene, ServerProcess, opened
+from .server_fixtures import ServerFixture, ServerProcess, opened
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene(tmp_path: Path) -> AsyncIterator[ServerFixture]:
     """A server in process, before anybody has registered."""
     async with opened(tmp_path / "queue.sqlite") as scene:
         yield scene

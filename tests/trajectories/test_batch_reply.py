@@ -16,7 +16,7 @@ from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 
-from .scenes import Scene, group, marks, num_sequences, opened
+from .server_fixtures import ServerFixture, group, marks, num_sequences, opened
 
 
 class Unreadable(SqliteStore):
@@ -34,7 +34,7 @@ class Unreadable(SqliteStore):
 class Client:
     """A client that can hang up in the middle of a reply, below any HTTP library."""
 
-    def __init__(self, scene: Scene, *, hangs_up: bool) -> None:
+    def __init__(self, scene: ServerFixture, *, hangs_up: bool) -> None:
         self._app = scene.app
         self._hangs_up = hangs_up
         self.body = b""
@@ -62,7 +62,7 @@ class Client:
         self.body += message.get("body", b"")
 
 
-async def taken(scene: Scene) -> tuple[TrajectoryService, Batch]:
+async def taken(scene: ServerFixture) -> tuple[TrajectoryService, Batch]:
     """A batch on its way to a client that is still there."""
 
     async def gone() -> bool:
@@ -74,7 +74,7 @@ async def taken(scene: Scene) -> tuple[TrajectoryService, Batch]:
     return service, batch
 
 
-async def asked(scene: Scene, **params: Any) -> asyncio.Task[Any]:
+async def asked(scene: ServerFixture, **params: Any) -> asyncio.Task[Any]:
     """A question that is held: the server has looked once, and found nothing."""
     turns, seen = scene.app.state.service.decisions, asyncio.Event()
     submit = turns.submit
@@ -90,7 +90,7 @@ async def asked(scene: Scene, **params: Any) -> asyncio.Task[Any]:
     return question
 
 
-async def test_questions_side_by_side_deliver_each_group_once(scene: Scene) -> None:
+async def test_questions_side_by_side_deliver_each_group_once(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     await scene.send(*(group(mark=mark) for mark in range(1, 13)))
     async with asyncio.timeout(20):
@@ -98,7 +98,7 @@ async def test_questions_side_by_side_deliver_each_group_once(scene: Scene) -> N
     assert sorted(marks(batch) for batch in batches) == [[mark] for mark in range(1, 9)]
 
 
-async def test_three_questions_for_four_groups_lose_none(scene: Scene) -> None:
+async def test_three_questions_for_four_groups_lose_none(scene: ServerFixture) -> None:
     await scene.begin(batch_size=4)
     await scene.send(*(group(mark=mark) for mark in range(1, 5)))
     async with asyncio.timeout(20):
@@ -108,7 +108,7 @@ async def test_three_questions_for_four_groups_lose_none(scene: Scene) -> None:
 
 @pytest.mark.parametrize("bound", [{}, {"max_staleness": 2}, {"max_staleness": 0}])
 async def test_a_batch_whose_client_hung_up_within_the_reply_answers_the_next_question(
-    scene: Scene, bound: dict[str, int]
+    scene: ServerFixture, bound: dict[str, int]
 ) -> None:
     asks = {"policy_version": 0} if bound else {}
     await scene.begin(**bound)
@@ -123,7 +123,7 @@ async def test_a_batch_whose_client_hung_up_within_the_reply_answers_the_next_qu
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_batch_that_arrived_whole_is_not_served_again(scene: Scene) -> None:
+async def test_a_batch_that_arrived_whole_is_not_served_again(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, 5)))
     whole = await Client(scene, hangs_up=False).ask("/batch")
@@ -132,7 +132,7 @@ async def test_a_batch_that_arrived_whole_is_not_served_again(scene: Scene) -> N
     assert await scene.batch() is None
 
 
-async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served(scene: Scene) -> None:
+async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served(scene: ServerFixture) -> None:
     """The tokens of the earlier batch are no longer in the database then."""
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, 7)))
@@ -143,7 +143,7 @@ async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served
     assert marks(await scene.batch()) == [5, 6]
 
 
-async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> None:
+async def test_a_held_question_gets_the_batch_that_came_back(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(group(mark=1), group(mark=2))
     service, first = await taken(scene)
@@ -153,7 +153,7 @@ async def test_a_held_question_gets_the_batch_that_came_back(scene: Scene) -> No
         assert marks(await question) == [1, 2]
 
 
-async def test_a_batch_that_came_back_belongs_to_its_run(scene: Scene) -> None:
+async def test_a_batch_that_came_back_belongs_to_its_run(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(group(mark=1), group(mark=2))
     await Client(scene, hangs_up=True).ask("/batch")
@@ -174,7 +174,7 @@ async def test_a_batch_that_cannot_be_read_now_is_served_when_it_can(tmp_path: P
         assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_question_by_head_takes_no_batch(scene: Scene) -> None:
+async def test_a_question_by_head_takes_no_batch(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(group(mark=1), group(mark=2))
     assert (await scene.http.head("/batch")).status_code == 405
@@ -222,7 +222,7 @@ async def test_a_lost_store_is_told_to_the_owner_and_nobody_waits_for_it(tmp_pat
         assert (await scene.raw_post("/scored_data", group())).status_code == 503
 
 
-async def test_a_question_that_is_held_belongs_to_its_run(scene: Scene) -> None:
+async def test_a_question_that_is_held_belongs_to_its_run(scene: ServerFixture) -> None:
     await scene.begin()
     async with asyncio.timeout(10):
         question = await asked(scene, wait=30)
@@ -232,7 +232,7 @@ async def test_a_question_that_is_held_belongs_to_its_run(scene: Scene) -> None:
         assert marks(await scene.batch()) == [1, 2]
 
 
-async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene: Scene) -> None:
+async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene: ServerFixture) -> None:
     await scene.register()
     await scene.send(group(mark=1, policy_version=1))
     turns = scene.app.state.service.decisions

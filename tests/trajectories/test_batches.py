@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .scenes import Scene, group, marks, num_sequences, opened
+from .server_fixtures import ServerFixture, group, marks, num_sequences, opened
 
 
-async def test_batches_come_first_in_first_out(scene: Scene) -> None:
+async def test_batches_come_first_in_first_out(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, 13)))
     batches = [marks(await scene.batch()) for _ in range(6)]
@@ -19,7 +19,7 @@ async def test_batches_come_first_in_first_out(scene: Scene) -> None:
     assert await scene.batch() is None
 
 
-async def test_the_step_counts_batches_served_not_batches_possible(scene: Scene) -> None:
+async def test_the_step_counts_batches_served_not_batches_possible(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(*(group() for _ in range(20)))
     assert await scene.get("/status") == {"current_step": 0, "queue_size": 20}
@@ -27,7 +27,7 @@ async def test_the_step_counts_batches_served_not_batches_possible(scene: Scene)
     assert await scene.get("/status") == {"current_step": 1, "queue_size": 18}
 
 
-async def test_a_group_smaller_than_its_environments_waits_for_the_rest(scene: Scene) -> None:
+async def test_a_group_smaller_than_its_environments_waits_for_the_rest(scene: ServerFixture) -> None:
     await scene.begin(batch_size=4)
     env_id = await scene.register_env(group_size=4)
     answers = [await scene.post("/scored_data", group(size, env_id=env_id)) for size in (3, 2, 1)]
@@ -36,7 +36,7 @@ async def test_a_group_smaller_than_its_environments_waits_for_the_rest(scene: S
     assert [len(element["tokens"]) for element in await scene.batch() or []] == [3, 1]
 
 
-async def test_a_group_larger_than_its_environments_is_whole(scene: Scene) -> None:
+async def test_a_group_larger_than_its_environments_is_whole(scene: ServerFixture) -> None:
     """In the original it stays in the buffer for ever."""
     await scene.begin(batch_size=4)
     env_id = await scene.register_env(group_size=2)
@@ -44,7 +44,7 @@ async def test_a_group_larger_than_its_environments_is_whole(scene: Scene) -> No
     assert num_sequences(await scene.batch()) == 4
 
 
-async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: Scene) -> None:
+async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: ServerFixture) -> None:
     """Episodes whose prompts do not continue each other are several sequences; `episodes` says which."""
     await scene.begin(batch_size=2)
     spans = [[0, 1, 3, 0.0], [1, 1, 3, 0.5], [2, 1, 3, 1.0]]
@@ -56,7 +56,7 @@ async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: Scen
     assert second["tokens"][0][0] == 2 and not {"episodes", "spans"} & {*second}
 
 
-async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene: Scene) -> None:
+async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene: ServerFixture) -> None:
     await scene.send(group(8))
     await scene.begin(batch_size=4)
     answer = await scene.post("/scored_data", group(5))
@@ -93,7 +93,7 @@ async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene:
         ({"spans": [[0, 1, 1, 0.0]]}, "spans"),
     ],
 )
-async def test_a_group_that_cannot_train_is_set_aside_and_said(scene: Scene, spoiled: dict, code: str) -> None:
+async def test_a_group_that_cannot_train_is_set_aside_and_said(scene: ServerFixture, spoiled: dict, code: str) -> None:
     await scene.begin()
     answer = await scene.post("/scored_data", {**group(), **spoiled})
     assert answer["status"] == "received"  # a 4xx would make old clients drop it without a word
@@ -134,20 +134,20 @@ async def test_a_group_whose_optional_arrays_do_not_fit_its_tokens_is_served_and
         assert (await scene.diagnostics())["flagged"] == {}
 
 
-async def test_a_flagged_group_that_is_set_aside_later_is_counted_there_alone(scene: Scene) -> None:
+async def test_a_flagged_group_that_is_set_aside_later_is_counted_there_alone(scene: ServerFixture) -> None:
     await scene.send(group(8, mark=1, advantages=[[0.0]] * 8))
     await scene.begin(batch_size=4)
     told = await scene.diagnostics()
     assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == ({}, {"group_exceeds_batch": 1}, 0)
 
 
-async def test_empty_lists_of_old_clients_count_as_absent(scene: Scene) -> None:
+async def test_empty_lists_of_old_clients_count_as_absent(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     answer = await scene.post("/scored_data", group(messages=[], overrides=[], advantages=[], ref_logprobs=[]))
     assert answer == {"status": "received"}
 
 
-async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: Scene) -> None:
+async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: ServerFixture) -> None:
     await scene.begin()
     busy = await scene.register_env()
     await scene.register_env(min_batch_allocation=0.5)
@@ -160,7 +160,7 @@ async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: Sc
 
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_environments_of_an_earlier_run_hold_no_minimum_share_until_they_are_heard_of(
-    scene: Scene, is_reset: bool
+    scene: ServerFixture, is_reset: bool
 ) -> None:
     """The original's clients never say goodbye: the next run's first batch would wait for their time-out."""
     await scene.begin()
@@ -194,14 +194,14 @@ async def test_a_restart_brings_no_minimum_share_of_an_earlier_run_back(tmp_path
         assert marks(await scene.batch()) == [1, 2]
 
 
-async def test_minimum_shares_beyond_the_batch_are_scaled(scene: Scene) -> None:
+async def test_minimum_shares_beyond_the_batch_are_scaled(scene: ServerFixture) -> None:
     await scene.begin(batch_size=8)
     envs = [await scene.register_env(min_batch_allocation=0.8) for _ in range(2)]
     await scene.send(*(group(mark=env_id + 1, env_id=env_id) for env_id in envs for _ in range(5)))
     assert sorted(marks(await scene.batch())) == [1, 1, 2, 2]
 
 
-async def test_another_run_starts_anew_and_archives_the_old_groups(scene: Scene) -> None:
+async def test_another_run_starts_anew_and_archives_the_old_groups(scene: ServerFixture) -> None:
     await scene.begin()
     env_id = await scene.register_env()
     await scene.send(group(env_id=env_id), group(), group())
@@ -215,7 +215,7 @@ async def test_another_run_starts_anew_and_archives_the_old_groups(scene: Scene)
     assert await scene.register_env() == env_id + 1
 
 
-async def test_the_same_trainer_registering_again_keeps_queue_and_step(scene: Scene) -> None:
+async def test_the_same_trainer_registering_again_keeps_queue_and_step(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(*(group() for _ in range(5)))
     await scene.batch()
@@ -224,7 +224,7 @@ async def test_the_same_trainer_registering_again_keeps_queue_and_step(scene: Sc
     assert num_sequences(await scene.batch()) == 2
 
 
-async def test_a_held_question_is_answered_by_the_group_that_completes_the_batch(scene: Scene) -> None:
+async def test_a_held_question_is_answered_by_the_group_that_completes_the_batch(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(group(mark=1))
     async with asyncio.timeout(5):
@@ -235,7 +235,7 @@ async def test_a_held_question_is_answered_by_the_group_that_completes_the_batch
         assert marks(await question) == [1, 2]
 
 
-async def test_a_held_question_ends_with_null(scene: Scene) -> None:
+async def test_a_held_question_ends_with_null(scene: ServerFixture) -> None:
     await scene.begin()
     async with asyncio.timeout(5):
         assert await scene.batch(wait=0.01) is None

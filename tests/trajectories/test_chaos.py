@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from .crowd import Crowd, Work
-from .scenes import ENV, TRAINER, ServerProcess, group
+from .concurrent_clients import ConcurrentClients, Work
+from .server_fixtures import ENV, TRAINER, ServerProcess, group
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -31,16 +31,16 @@ MOST_REPLIES = 25
 MOST_MS = 8.0
 WITHIN_S = 60.0
 
-Trainers = Callable[[Crowd, random.Random], list[Work]]
+Trainers = Callable[[ConcurrentClients, random.Random], list[Work]]
 
 
-def killed(folder: Path, num_kills: int, trainers: Trainers) -> tuple[Crowd, int]:
+def killed(folder: Path, num_kills: int, trainers: Trainers) -> tuple[ConcurrentClients, int]:
     """A server under load, killed so often; then everything is taken. Gives what everybody knows, and the last step."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
     chance = random.Random(seed)
     server, ready_s = ServerProcess(folder / "queue.sqlite"), list[float]()
-    crowd = Crowd(server.url)
+    crowd = ConcurrentClients(server.url)
     try:
         server.ask("/register", TRAINER)
         server.ask("/batch")
@@ -72,7 +72,7 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def _emptied(server: ServerProcess, crowd: Crowd) -> int:
+def _emptied(server: ServerProcess, crowd: ConcurrentClients) -> int:
     """Environments stop, trainers go on until nothing waits; gives the step."""
     crowd.end_posting()
     if len(crowd.acknowledged) % 2:  # a batch is two groups
@@ -83,7 +83,7 @@ def _emptied(server: ServerProcess, crowd: Crowd) -> int:
     return server.ask("/status")["current_step"]
 
 
-def _assert_each_once(crowd: Crowd, step: int) -> None:
+def _assert_each_once(crowd: ConcurrentClients, step: int) -> None:
     delivered = Counter(mark for batch in crowd.batches for mark in batch)
     lost = set(crowd.acknowledged) - delivered.keys()
     doubled = [mark for mark, num in delivered.items() if num > 1]

@@ -31,7 +31,7 @@ from halteres.clients.trajectories.trainer import decoder
 from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
 
-from .scenes import ServerProcess, group
+from .server_fixtures import ServerProcess, group
 
 RUN = TrainerRegistration(batch_size=4, max_token_len=64, num_steps=10, run_id="r1", max_staleness=0)
 

@@ -18,7 +18,7 @@ from halteres.trajectories.records import (
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 
-from .scenes import ENV, TRAINER, Scene, ServerProcess, group, marks, opened, within
+from .server_fixtures import ENV, TRAINER, ServerFixture, ServerProcess, group, marks, opened, within
 
 pytestmark = pytest.mark.runs
 
@@ -92,7 +92,7 @@ def test_registration_step_and_ids_survive_kill_9(server: ServerProcess) -> None
 async def test_everything_is_as_before_after_a_restart(tmp_path: Path) -> None:
     database = tmp_path / "queue.sqlite"
 
-    async def picture(scene: Scene) -> dict[str, Any]:
+    async def picture(scene: ServerFixture) -> dict[str, Any]:
         found = await scene.diagnostics()
         for env in found["environments"]:
             del env["last_seen_s"], env["last_rejection"]  # of this process

@@ -11,7 +11,7 @@ from halteres.trajectories.records import (
 )
 from halteres.trajectories.schema import EnvRegistration
 
-from .scenes import Clock, Scene, group, opened
+from .server_fixtures import Clock, ServerFixture, group, opened
 
 NOW = 1000.0
 
@@ -76,7 +76,7 @@ def test_ids_follow_each_other_but_for_those_that_were_made_up() -> None:
 # -- after a restart ---------------------------------------------------------------------------------------------------
 
 
-async def counted(scene: Scene) -> tuple[Any, ...]:
+async def counted(scene: ServerFixture) -> tuple[Any, ...]:
     found = await scene.diagnostics()
     counts = [(env["env_id"], env["accepted"], env["rejected"]) for env in found["environments"]]
     return found["first_group_at"], found["groups_accepted"], found["set_aside"], counts

@@ -16,7 +16,7 @@ from halteres.trajectories.stores.sqlite import RESERVE_BYTES, SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 
 from .postgres.samples import arrived, delivered
-from .scenes import group, marks, opened
+from .server_fixtures import group, marks, opened
 
 MEBIBYTE = 1024**2
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from .scenes import Scene, group, marks, opened
+from .server_fixtures import ServerFixture, group, marks, opened
 
 
-async def test_the_same_key_gets_the_first_reply_again(scene: Scene) -> None:
+async def test_the_same_key_gets_the_first_reply_again(scene: ServerFixture) -> None:
     await scene.begin(batch_size=4)
     env_id = await scene.register_env(group_size=4)
     part = group(3, env_id=env_id)
@@ -25,7 +25,7 @@ async def test_the_same_key_gets_the_first_reply_again(scene: Scene) -> None:
     assert (await scene.diagnostics())["groups_accepted"] == 2
 
 
-async def test_the_same_key_with_another_body_is_refused(scene: Scene) -> None:
+async def test_the_same_key_with_another_body_is_refused(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.post("/scored_data", group(mark=1), idempotency_key="a")
     answer = await scene.raw_post("/scored_data", group(mark=2), idempotency_key="a")
@@ -33,7 +33,7 @@ async def test_the_same_key_with_another_body_is_refused(scene: Scene) -> None:
     assert "used before" in answer.json()["detail"]
 
 
-async def test_of_two_keys_the_first_counts(scene: Scene) -> None:
+async def test_of_two_keys_the_first_counts(scene: ServerFixture) -> None:
     await scene.begin()
     both = [("idempotency-key", "a"), ("Idempotency-Key", "b")]
     answer = await scene.http.post("/scored_data", json=group(mark=1), headers=both)
@@ -43,7 +43,7 @@ async def test_of_two_keys_the_first_counts(scene: Scene) -> None:
     assert (await scene.get("/status"))["queue_size"] == 2
 
 
-async def test_a_list_as_a_whole_has_no_key(scene: Scene) -> None:
+async def test_a_list_as_a_whole_has_no_key(scene: ServerFixture) -> None:
     await scene.begin()
     answer = await scene.raw_post("/scored_data_list", [group(mark=1)], idempotency_key="a")
     assert answer.status_code == 422
@@ -51,14 +51,14 @@ async def test_a_list_as_a_whole_has_no_key(scene: Scene) -> None:
     assert (await scene.get("/status"))["queue_size"] == 0
 
 
-async def test_a_retry_beside_the_first_try_counts_once(scene: Scene) -> None:
+async def test_a_retry_beside_the_first_try_counts_once(scene: ServerFixture) -> None:
     await scene.begin()
     tries = [scene.post("/scored_data", group(mark=1), idempotency_key="a") for _ in range(8)]
     assert await asyncio.gather(*tries) == [{"status": "received"}] * 8
     assert (await scene.get("/status"))["queue_size"] == 1
 
 
-async def test_groups_of_a_list_carry_their_keys(scene: Scene) -> None:
+async def test_groups_of_a_list_carry_their_keys(scene: ServerFixture) -> None:
     await scene.begin()
     both = [group(mark=1, halteres_key="a"), group(mark=2, halteres_key="b")]
     await scene.post("/scored_data_list", both)
@@ -68,7 +68,7 @@ async def test_groups_of_a_list_carry_their_keys(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-async def test_a_list_with_a_reused_key_takes_no_group_at_all(scene: Scene, earlier: bool) -> None:
+async def test_a_list_with_a_reused_key_takes_no_group_at_all(scene: ServerFixture, earlier: bool) -> None:
     await scene.begin()
     reused = group(mark=9, halteres_key="a")
     if earlier:

@@ -13,25 +13,25 @@ import pytest
 from halteres.trajectories.server import clock_of
 from halteres.trajectories.stores.sqlite import SqliteStore
 
-from .scenes import ENV, TRAINER, Clock, Json, Scene, ServerProcess, group, marks, opened
+from .server_fixtures import ENV, TRAINER, Clock, Json, ServerFixture, ServerProcess, group, marks, opened
 
 
-async def lend(scene: Scene, lease: float = 60, **params: Any) -> Json:
+async def lend(scene: ServerFixture, lease: float = 60, **params: Any) -> Json:
     """A batch under a lease."""
     return await scene.get("/batch", lease=lease, **params)
 
 
-async def settle(scene: Scene, what: str, batch: Json, **body: Any) -> tuple[int, Json]:
+async def settle(scene: ServerFixture, what: str, batch: Json, **body: Any) -> tuple[int, Json]:
     """ack, nack or extend."""
     answer = await scene.raw_post(f"/v1/batches/{batch['batch_id']}/{what}", body)
     return answer.status_code, answer.json()
 
 
-async def step(scene: Scene) -> int:
+async def step(scene: ServerFixture) -> int:
     return (await scene.get("/status"))["current_step"]
 
 
-async def begun(scene: Scene, num_groups: int = 6) -> None:
+async def begun(scene: ServerFixture, num_groups: int = 6) -> None:
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, num_groups + 1)))
 
@@ -47,7 +47,7 @@ def test_a_server_alone_goes_by_a_clock_that_never_jumps_and_several_by_the_one_
         assert clock_of(store)() == 5.0
 
 
-async def test_a_lent_batch_counts_when_it_is_acknowledged(scene: Scene) -> None:
+async def test_a_lent_batch_counts_when_it_is_acknowledged(scene: ServerFixture) -> None:
     await begun(scene, 2)
     batch = await lend(scene)
     assert batch["lease_expires"] == scene.clock.now + 60
@@ -58,7 +58,7 @@ async def test_a_lent_batch_counts_when_it_is_acknowledged(scene: Scene) -> None
     assert await scene.get("/status") == {"current_step": 1, "queue_size": 0}
 
 
-async def test_an_acknowledgement_may_be_repeated(scene: Scene) -> None:
+async def test_an_acknowledgement_may_be_repeated(scene: ServerFixture) -> None:
     await begun(scene)
     batch = await lend(scene)
     first, again = await settle(scene, "ack", batch), await settle(scene, "ack", batch)
@@ -68,7 +68,7 @@ async def test_an_acknowledgement_may_be_repeated(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("how", ["nack", "expiry"])
-async def test_a_batch_that_comes_back_answers_the_next_question_unchanged(scene: Scene, how: str) -> None:
+async def test_a_batch_that_comes_back_answers_the_next_question_unchanged(scene: ServerFixture, how: str) -> None:
     await begun(scene)
     batch = await lend(scene, 5)
     assert marks(batch["batch"]) == [1, 2]
@@ -82,7 +82,7 @@ async def test_a_batch_that_comes_back_answers_the_next_question_unchanged(scene
     assert marks(await scene.batch()) == [3, 4]
 
 
-async def test_whoever_lost_its_lease_to_another_is_told(scene: Scene) -> None:
+async def test_whoever_lost_its_lease_to_another_is_told(scene: ServerFixture) -> None:
     await begun(scene)
     late = await lend(scene, 5)
     scene.clock.now += 6
@@ -95,7 +95,7 @@ async def test_whoever_lost_its_lease_to_another_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("what", ["ack", "extend"])
-async def test_an_expired_lease_that_nobody_took_is_still_its_holders(scene: Scene, what: str) -> None:
+async def test_an_expired_lease_that_nobody_took_is_still_its_holders(scene: ServerFixture, what: str) -> None:
     await begun(scene)
     batch = await lend(scene, 5)
     scene.clock.now += 6
@@ -103,14 +103,14 @@ async def test_an_expired_lease_that_nobody_took_is_still_its_holders(scene: Sce
     assert marks(await scene.batch()) == [3, 4]
 
 
-async def test_the_next_question_acknowledges_what_it_names(scene: Scene) -> None:
+async def test_the_next_question_acknowledges_what_it_names(scene: ServerFixture) -> None:
     await begun(scene)
     batch = await lend(scene, 5)
     assert marks(await scene.batch(lease=5, after=batch["batch_id"])) == [3, 4]
     assert await step(scene) == 1
 
 
-async def test_an_extended_lease_lasts_longer(scene: Scene) -> None:
+async def test_an_extended_lease_lasts_longer(scene: ServerFixture) -> None:
     await begun(scene, 2)
     batch = await lend(scene, 5)
     scene.clock.now += 4
@@ -121,7 +121,7 @@ async def test_an_extended_lease_lasts_longer(scene: Scene) -> None:
     assert (await settle(scene, "ack", batch))[0] == 200
 
 
-async def test_a_batch_that_never_was_is_not_found(scene: Scene) -> None:
+async def test_a_batch_that_never_was_is_not_found(scene: ServerFixture) -> None:
     await begun(scene)
     assert (await settle(scene, "ack", {"batch_id": 77}))[0] == 404
 
@@ -182,7 +182,7 @@ async def test_leases_survive_the_server(tmp_path: Path) -> None:
         assert (await settle(scene, "ack", second))[0] == 200
 
 
-async def test_what_was_acknowledged_answers_no_question_again(scene: Scene) -> None:
+async def test_what_was_acknowledged_answers_no_question_again(scene: ServerFixture) -> None:
     """Its holder learnt from it, also where it asks for the next one without a lease."""
     await scene.register(max_staleness=2)
     await scene.send(*(group(mark=mark, policy_version=0) for mark in range(1, 5)))
@@ -209,7 +209,7 @@ async def test_an_acknowledgement_may_be_repeated_however_long_ago_it_was(tmp_pa
         assert (await settle(scene, "ack", {"batch_id": 99}))[0] == 404
 
 
-async def test_two_trainers_hold_different_batches(scene: Scene) -> None:
+async def test_two_trainers_hold_different_batches(scene: ServerFixture) -> None:
     await begun(scene)
     async with asyncio.timeout(10):
         batches = await asyncio.gather(*(lend(scene) for _ in range(3)))
@@ -219,7 +219,7 @@ async def test_two_trainers_hold_different_batches(scene: Scene) -> None:
     assert await step(scene) == 3
 
 
-async def test_a_batch_that_came_back_and_fits_no_more_is_taken_apart(scene: Scene) -> None:
+async def test_a_batch_that_came_back_and_fits_no_more_is_taken_apart(scene: ServerFixture) -> None:
     """A trainer that registered again with another batch size: the groups queue at their old place."""
     await begun(scene, 4)
     batch = await lend(scene)
@@ -229,7 +229,7 @@ async def test_a_batch_that_came_back_and_fits_no_more_is_taken_apart(scene: Sce
     assert (await settle(scene, "ack", batch))[0] == 409
 
 
-async def test_groups_that_grew_too_old_in_a_returned_batch_are_set_aside(scene: Scene) -> None:
+async def test_groups_that_grew_too_old_in_a_returned_batch_are_set_aside(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=1)
     await scene.send(group(mark=1, policy_version=0), group(mark=2, policy_version=1))
     batch = await lend(scene, policy_version=0)
@@ -240,7 +240,7 @@ async def test_groups_that_grew_too_old_in_a_returned_batch_are_set_aside(scene:
     assert (await scene.diagnostics())["set_aside"] == {"stale": 1}
 
 
-async def test_on_policy_environments_pause_while_a_batch_is_lent(scene: Scene) -> None:
+async def test_on_policy_environments_pause_while_a_batch_is_lent(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=0)
     env_id = await scene.register_env()
     assert (await scene.status_env(env_id))["allowance"] == 2
@@ -253,7 +253,7 @@ async def test_on_policy_environments_pause_while_a_batch_is_lent(scene: Scene) 
     assert (await scene.status_env(env_id))["allowance"] == 2
 
 
-async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(scene: Scene) -> None:
+async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=1)
     env_id = await scene.register_env()
     await scene.send(group(mark=1, policy_version=0), group(mark=2, policy_version=0))
@@ -262,7 +262,7 @@ async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(
     assert (await scene.status_env(env_id))["allowance"] == 2
 
 
-async def test_batches_come_back_oldest_first_however_often_they_were_handed_out(scene: Scene) -> None:
+async def test_batches_come_back_oldest_first_however_often_they_were_handed_out(scene: ServerFixture) -> None:
     await begun(scene)
     first, second = await lend(scene), await lend(scene)
     for batch in (first, second):
@@ -273,7 +273,7 @@ async def test_batches_come_back_oldest_first_however_often_they_were_handed_out
     assert [marks(await scene.batch()) for _ in range(3)] == [[1, 2], [3, 4], [5, 6]]
 
 
-async def test_what_is_lent_counts_for_every_other_environment(scene: Scene) -> None:
+async def test_what_is_lent_counts_for_every_other_environment(scene: ServerFixture) -> None:
     """The original's formula looks at the largest group that waits: groups that are out wait, too."""
     await scene.begin()
     own, other = await scene.register_env(), await scene.register_env()

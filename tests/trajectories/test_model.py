@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from .players import Players
+from .random_clients import RandomClients
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 """A history is long, and each of its steps asks a server."""
@@ -45,30 +45,33 @@ def steps(weight: int, what: Callable[..., None], /, **how: st.SearchStrategy[An
 
 
 STEP = st.one_of(
-    *steps(3, Players.post, size=SIZES, whose=CHOICE, keyed=st.booleans()),
-    *steps(4, Players.post_list, parts=st.lists(st.tuples(SIZES, CHOICE), min_size=2, max_size=9)),
-    *steps(1, Players.post_useless, useless=st.sampled_from(["oversized", "not finite", "uneven"]), whose=CHOICE),
-    *steps(2, Players.send_again, which=CHOICE),
-    *steps(1, Players.use_a_key_for_another_body, which=CHOICE),
-    *steps(1, Players.register_env, size=SIZES, share=SHARES),
-    *steps(1, Players.disconnect_env, which=CHOICE),
-    *steps(1, Players.poll, which=CHOICE),
-    *steps(1, Players.silence, seconds=st.sampled_from([20.0, 61.0])),
-    *steps(1, Players.register, size=CHOICE, another=st.sampled_from([False, False, False, True])),
-    *steps(4, Players.ask_for_a_batch, leaves=st.sampled_from(["never", "never", "at once", "within"])),
-    *steps(4, Players.lease),
-    *steps(2, Players.ask_with_the_last_in_hand, which=CHOICE),
-    *steps(4, Players.settle, which=CHOICE, what=st.sampled_from(["ack", "ack", "nack", "extend"])),
-    *steps(1, Players.settle_what_is_settled, which=CHOICE, what=st.sampled_from(["ack", "nack"])),
-    *steps(2, Players.die),
-    *steps(1, Players.reset),
-    *steps(2, Players.doom, num_commits=st.integers(0, 2), instant=st.sampled_from(["before", "torn", "after"])),
+    *steps(3, RandomClients.post, size=SIZES, whose=CHOICE, keyed=st.booleans()),
+    *steps(4, RandomClients.post_list, parts=st.lists(st.tuples(SIZES, CHOICE), min_size=2, max_size=9)),
+    *steps(1, RandomClients.post_useless, useless=st.sampled_from(["oversized", "not finite", "uneven"]), whose=CHOICE),
+    *steps(2, RandomClients.send_again, which=CHOICE),
+    *steps(1, RandomClients.use_a_key_for_another_body, which=CHOICE),
+    *steps(1, RandomClients.register_env, size=SIZES, share=SHARES),
+    *steps(1, RandomClients.disconnect_env, which=CHOICE),
+    *steps(1, RandomClients.poll, which=CHOICE),
+    *steps(1, RandomClients.silence, seconds=st.sampled_from([20.0, 61.0])),
+    *steps(1, RandomClients.register, size=CHOICE, another=st.sampled_from([False, False, False, True])),
+    *steps(4, RandomClients.ask_for_a_batch, leaves=st.sampled_from(["never", "never", "at once", "within"])),
+    *steps(4, RandomClients.lease),
+    *steps(2, RandomClients.ask_with_the_last_in_hand, which=CHOICE),
+    *steps(4, RandomClients.settle, which=CHOICE, what=st.sampled_from(["ack", "ack", "nack", "extend"])),
+    *steps(1, RandomClients.settle_what_is_settled, which=CHOICE, what=st.sampled_from(["ack", "nack"])),
+    *steps(2, RandomClients.die),
+    *steps(1, RandomClients.reset),
+    *steps(2, RandomClients.doom, num_commits=st.integers(0, 2), instant=st.sampled_from(["before", "torn", "after"])),
 )
 
 
 def played(shares: list[float | None] | None, history: list[Step]) -> None:
     """Play a history; `shares` are those of the environments at its beginning, None: no trainer is there yet."""
-    with tempfile.TemporaryDirectory(prefix="halteres-model-") as folder, closing(Players(Path(folder))) as players:
+    with (
+        tempfile.TemporaryDirectory(prefix="halteres-model-") as folder,
+        closing(RandomClients(Path(folder))) as players,
+    ):
         if shares is not None:
             note(f"players.begin({shares})")
             players.begin(shares)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .scenes import Scene, group, marks, opened
+from .server_fixtures import ServerFixture, group, marks, opened
 
 PAUSE = {"unallocated_fraction": 0, "queue_size": 0, "self_queue_size": 0, "max_group_size": 1, "allowance": 0}
 
@@ -17,18 +17,20 @@ def tagged(version: Any, mark: int = 7, **extra: Any) -> dict[str, Any]:
     return group(2, mark, policy_version=version, **extra)
 
 
-async def begin(scene: Scene, **changes: Any) -> int:
+async def begin(scene: ServerFixture, **changes: Any) -> int:
     """An on-policy run with one environment; gives its id."""
     await scene.begin(**{"max_staleness": 0, "run_id": "r1", **changes})
     return await scene.register_env()
 
 
-async def is_paused(scene: Scene, env_id: int) -> bool:
+async def is_paused(scene: ServerFixture, env_id: int) -> bool:
     status = await scene.status_env(env_id)
     return all(status[name] == value for name, value in PAUSE.items())
 
 
-async def test_environments_pause_from_a_delivery_until_the_trainer_asks_with_a_new_version(scene: Scene) -> None:
+async def test_environments_pause_from_a_delivery_until_the_trainer_asks_with_a_new_version(
+    scene: ServerFixture,
+) -> None:
     env_id = await begin(scene)
     assert (await scene.status_env(env_id))["allowance"] == 2
     await scene.send(tagged(0, env_id=env_id))
@@ -47,7 +49,7 @@ async def test_environments_pause_from_a_delivery_until_the_trainer_asks_with_a_
 
 
 @pytest.mark.parametrize("mode", ["trainer without versions", "unbounded"])
-async def test_a_trainer_without_a_bound_parks_nobody(scene: Scene, mode: str) -> None:
+async def test_a_trainer_without_a_bound_parks_nobody(scene: ServerFixture, mode: str) -> None:
     await scene.begin()
     env_id = await scene.register_env()
     asks = {"policy_version": 0} if mode == "unbounded" else {}
@@ -59,7 +61,7 @@ async def test_a_trainer_without_a_bound_parks_nobody(scene: Scene, mode: str) -
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene: Scene) -> None:
+async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene: ServerFixture) -> None:
     await scene.register(max_staleness=0)
     await scene.batch()
     env_id = await scene.register_env()
@@ -70,7 +72,7 @@ async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene:
     assert (await scene.diagnostics())["set_aside"] == {"stale": 1}
 
 
-async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene: Scene) -> None:
+async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene: ServerFixture) -> None:
     """The reply was lost, or the trainer died before its step: nothing was trained on that batch."""
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
@@ -81,7 +83,7 @@ async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene:
     assert (await scene.diagnostics())["parked"]
 
 
-async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_version(scene: Scene) -> None:
+async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_version(scene: ServerFixture) -> None:
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
     first = await scene.get("/batch", policy_version=0)
@@ -96,7 +98,7 @@ async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_versi
     [(0, 5, [5]), (1, 5, [4, 5]), (2, 5, [3, 4, 5]), (None, 5, [3, 4, 5])],
 )
 async def test_groups_beyond_the_bound_are_set_aside_and_counted(
-    scene: Scene, max_staleness: int | None, version: int, delivered: list[int]
+    scene: ServerFixture, max_staleness: int | None, version: int, delivered: list[int]
 ) -> None:
     await scene.register(max_staleness=max_staleness, batch_size=2 * len(delivered))
     await scene.send(tagged(3, 3), tagged(4, 4), tagged(5, 5))
@@ -105,19 +107,19 @@ async def test_groups_beyond_the_bound_are_set_aside_and_counted(
     assert (await scene.diagnostics())["set_aside"] == ({"stale": stale} if stale else {})
 
 
-async def test_staleness_goes_by_the_oldest_token(scene: Scene) -> None:
+async def test_staleness_goes_by_the_oldest_token(scene: ServerFixture) -> None:
     await scene.register(max_staleness=1)
     await scene.send(tagged([[4, 5], [3, 5]], 1), tagged([[4, 5], [5, 5]], 2), tagged(5, 3))
     assert marks(await scene.batch(policy_version=5)) == [2, 3]
 
 
-async def test_untagged_groups_are_of_unknown_age_and_served(scene: Scene) -> None:
+async def test_untagged_groups_are_of_unknown_age_and_served(scene: ServerFixture) -> None:
     await begin(scene)
     await scene.send(group(mark=1), group(mark=2))
     assert marks(await scene.batch(policy_version=9)) == [1, 2]
 
 
-async def test_a_group_too_old_on_arrival_is_told_so(scene: Scene) -> None:
+async def test_a_group_too_old_on_arrival_is_told_so(scene: ServerFixture) -> None:
     env_id = await begin(scene)
     await scene.batch(policy_version=3)
     answer = await scene.post("/scored_data", tagged(2, env_id=env_id))
@@ -130,7 +132,7 @@ async def test_a_group_too_old_on_arrival_is_told_so(scene: Scene) -> None:
     assert (env["accepted"], env["rejected"]) == (0, 1)
 
 
-async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scene: Scene) -> None:
+async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scene: ServerFixture) -> None:
     env_id = await begin(scene)
     await scene.send(*(tagged(0) for _ in range(2)))
     await scene.batch(policy_version=0)
@@ -147,7 +149,7 @@ async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scen
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_late_question_of_an_older_version_throws_nothing_away(scene: Scene) -> None:
+async def test_a_late_question_of_an_older_version_throws_nothing_away(scene: ServerFixture) -> None:
     await begin(scene, max_staleness=2)
     await scene.batch(policy_version=3)
     await scene.send(tagged(3, 1))
@@ -158,7 +160,7 @@ async def test_a_late_question_of_an_older_version_throws_nothing_away(scene: Sc
 
 
 async def test_a_trainer_that_registers_with_an_earlier_step_leaves_later_weights_behind_until_its_next_batch(
-    scene: Scene,
+    scene: ServerFixture,
 ) -> None:
     await begin(scene, max_staleness=2)
     for version in (0, 1):
@@ -176,7 +178,9 @@ async def test_a_trainer_that_registers_with_an_earlier_step_leaves_later_weight
     assert marks(await scene.batch(policy_version=1)) == [3, 4]
 
 
-async def test_a_trainer_that_gets_its_batch_again_after_a_crash_leaves_later_weights_behind(scene: Scene) -> None:
+async def test_a_trainer_that_gets_its_batch_again_after_a_crash_leaves_later_weights_behind(
+    scene: ServerFixture,
+) -> None:
     await begin(scene, max_staleness=2)
     await scene.send(tagged(0, 1), tagged(0, 2))
     await scene.batch(policy_version=0, after=0)
@@ -186,7 +190,7 @@ async def test_a_trainer_that_gets_its_batch_again_after_a_crash_leaves_later_we
     assert (await scene.diagnostics())["set_aside"] == {"ahead": 1}
 
 
-async def test_nobody_stays_parked_whom_a_registration_frees(scene: Scene) -> None:
+async def test_nobody_stays_parked_whom_a_registration_frees(scene: ServerFixture) -> None:
     env_id = await begin(scene)
     await scene.send(tagged(0), tagged(0))
     await scene.batch(policy_version=0)
@@ -200,7 +204,7 @@ async def test_nobody_stays_parked_whom_a_registration_frees(scene: Scene) -> No
 async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a_batch(tmp_path: Path) -> None:
     """Also before there were batches, and after a restart of the server; not before the trainer has asked."""
 
-    async def asked_version(scene: Scene, asked_for: int) -> int | None:
+    async def asked_version(scene: ServerFixture, asked_for: int) -> int | None:
         return (await scene.status_env(0, asked_for=asked_for)).get("asked_version")
 
     async with opened(tmp_path / "queue.sqlite") as scene:
@@ -221,7 +225,7 @@ async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a
         assert [await asked_version(scene, step) for step in (3, 4, 5)] == [5, 7, None]
 
 
-async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(scene: Scene) -> None:
+async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(scene: ServerFixture) -> None:
     """A trainer that makes four versions of a batch cannot take two batches of weights that may lag four behind."""
     await scene.begin(max_staleness=4, updates_per_batch=4, batch_size=4)
     env_id = await scene.register_env()
@@ -230,7 +234,7 @@ async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(sc
     assert (await scene.status_env(env_id))["allowance"] == 4
 
 
-async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: Scene) -> None:
+async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: ServerFixture) -> None:
     await begin(scene, max_staleness=1)
     await scene.send(tagged(0), tagged(0))
     first = await scene.get("/batch", policy_version=0, after=0)
@@ -244,7 +248,7 @@ async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: Sc
 FIRST, SECOND, THIRD = [1, 2], [3, 4], [5, 6]
 
 
-async def served(scene: Scene, *afters: int | None, **changes: Any) -> None:
+async def served(scene: ServerFixture, *afters: int | None, **changes: Any) -> None:
     """Batches of version 0 to questions that held those; groups for one more wait."""
     await scene.register(**{"max_staleness": 2, "run_id": "r1", **changes})
     await scene.send(*(tagged(0, mark) for mark in range(1, 7)))
@@ -271,7 +275,7 @@ async def served(scene: Scene, *afters: int | None, **changes: Any) -> None:
     ],
 )
 async def test_the_batch_that_came_last_answers_whoever_never_got_it(
-    scene: Scene, afters: list[int | None], after: int | None, version: int, answer: list[int]
+    scene: ServerFixture, afters: list[int | None], after: int | None, version: int, answer: list[int]
 ) -> None:
     await served(scene, *afters)
     before = (await scene.get("/status"))["current_step"]
@@ -291,14 +295,14 @@ async def test_the_batch_that_came_last_answers_whoever_never_got_it(
     ],
 )
 async def test_a_trainer_that_registers_again_gets_its_last_batch_only_if_it_did_not_train_on_it(
-    scene: Scene, starting_step: int, version: int, answer: list[int]
+    scene: ServerFixture, starting_step: int, version: int, answer: list[int]
 ) -> None:
     await served(scene, 0)
     await scene.register(max_staleness=2, run_id="r1", starting_step=starting_step)
     assert marks(await scene.batch(policy_version=version, after=0)) == answer
 
 
-async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to(scene: Scene) -> None:
+async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to(scene: ServerFixture) -> None:
     """Its first reply was lost; then the trainer got it at a later version, and died before the step."""
     await served(scene, 0, 1)
     assert marks(await scene.batch(policy_version=1, after=1)) == SECOND
@@ -309,7 +313,7 @@ async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to
 
 @pytest.mark.parametrize("changes", [{"batch_size": 2}, {"max_staleness": 0, "starting_step": 0}, {"run_id": "r2"}])
 async def test_a_batch_that_fits_the_registration_no_more_is_not_served_again(
-    scene: Scene, changes: dict[str, Any]
+    scene: ServerFixture, changes: dict[str, Any]
 ) -> None:
     await scene.register(max_staleness=2, run_id="r1")
     await scene.send(tagged(1, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
@@ -328,7 +332,7 @@ async def test_a_lost_reply_is_known_to_the_next_server(tmp_path: Path) -> None:
         assert marks(await scene.batch(policy_version=1, after=7)) == THIRD
 
 
-async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: Scene) -> None:
+async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: ServerFixture) -> None:
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2))
     await scene.batch(policy_version=0)
@@ -338,13 +342,13 @@ async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: S
     assert (await scene.get("/status"))["current_step"] == 1
 
 
-async def test_an_async_trainer_may_ask_while_newer_groups_arrive(scene: Scene) -> None:
+async def test_an_async_trainer_may_ask_while_newer_groups_arrive(scene: ServerFixture) -> None:
     await scene.register(max_staleness=1)
     await scene.send(tagged(6, 1), tagged(5, 2))
     assert marks(await scene.batch(policy_version=5)) == [1, 2]
 
 
-async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene: Scene) -> None:
+async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene: ServerFixture) -> None:
     """Its worker count ignores the figures of a pause, so the reply waits (spec §3)."""
     await begin(scene)
     env_id = await scene.register_env(min_batch_allocation=0.5)
@@ -356,7 +360,7 @@ async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene:
         assert (await poll)["allowance"] > 0
 
 
-async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(scene: Scene) -> None:
+async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=0, batch_size=12)
     env_id = await scene.register_env(group_size=2)
     for queued in range(6):
@@ -365,7 +369,7 @@ async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(scene: Sc
     assert (await scene.status_env(env_id))["allowance"] == 0
 
 
-async def test_several_environments_share_what_the_batch_lacks(scene: Scene) -> None:
+async def test_several_environments_share_what_the_batch_lacks(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=0, batch_size=12)
     envs = [await scene.register_env() for _ in range(4)]
     for env_id in envs:
@@ -375,7 +379,7 @@ async def test_several_environments_share_what_the_batch_lacks(scene: Scene) -> 
     assert (await scene.status_env(envs[0]))["allowance"] == 6
 
 
-async def test_sizes_that_need_each_other_are_never_starved(scene: Scene) -> None:
+async def test_sizes_that_need_each_other_are_never_starved(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=0, batch_size=24)
     six, eight = await scene.register_env(group_size=6), await scene.register_env(group_size=8)
     sizes = {six: 6, eight: 8}
@@ -388,7 +392,7 @@ async def test_sizes_that_need_each_other_are_never_starved(scene: Scene) -> Non
     assert await scene.batch(policy_version=0)
 
 
-async def test_a_size_that_can_never_fill_a_batch_is_allowed_nothing_once_it_is_full(scene: Scene) -> None:
+async def test_a_size_that_can_never_fill_a_batch_is_allowed_nothing_once_it_is_full(scene: ServerFixture) -> None:
     await scene.begin(max_staleness=0, batch_size=24)
     env_id = await scene.register_env(group_size=16)
     assert (await scene.status_env(env_id))["allowance"] == 1

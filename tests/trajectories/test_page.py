@@ -14,7 +14,7 @@ import pytest
 
 from halteres.trajectories.options import parser
 
-from .scenes import ServerProcess
+from .server_fixtures import ServerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

@@ -16,7 +16,7 @@ import pytest
 
 from halteres.trajectories.stores.sqlite import SqliteStore
 
-from .scenes import TRAINER, ServerProcess, group
+from .server_fixtures import TRAINER, ServerProcess, group
 
 pytestmark = pytest.mark.runs
 

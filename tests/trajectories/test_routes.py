@@ -14,7 +14,7 @@ from isal import isal_zlib
 from halteres.trajectories.http import MOST_MEMBERS, BadBody, TooLarge, inflate
 from halteres.trajectories.options import Gzip, Options
 
-from .scenes import ENV, TRAINER, Json, Scene, group, opened
+from .server_fixtures import ENV, TRAINER, Json, ServerFixture, group, opened
 
 KEYS = {
     "tokens",
@@ -36,11 +36,11 @@ NAN = float("nan")
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 
 
-async def test_the_root_names_the_original(scene: Scene) -> None:
+async def test_the_root_names_the_original(scene: ServerFixture) -> None:
     assert await scene.get("/") == {"message": "AtroposLib API"}
 
 
-async def test_before_a_trainer_registers_everything_answers(scene: Scene) -> None:
+async def test_before_a_trainer_registers_everything_answers(scene: ServerFixture) -> None:
     assert await scene.get("/batch") == NOT_REGISTERED
     assert await scene.get("/info") == {"batch_size": -1, "max_token_len": -1}
     assert await scene.get("/wandb_info") == {"group": None, "project": None}
@@ -51,20 +51,20 @@ async def test_before_a_trainer_registers_everything_answers(scene: Scene) -> No
     assert all(value == [] for value in empty.values())
 
 
-async def test_the_uuid_is_a_bare_integer_of_128_bits(scene: Scene) -> None:
+async def test_the_uuid_is_a_bare_integer_of_128_bits(scene: ServerFixture) -> None:
     uuids = [(await scene.register())["uuid"] for _ in range(8)]
     assert all(isinstance(uuid, int) for uuid in uuids)
     assert 2**64 < max(uuids) < 2**128
     assert len(set(uuids)) == 8
 
 
-async def test_info_and_wandb_info_repeat_the_registration(scene: Scene) -> None:
+async def test_info_and_wandb_info_repeat_the_registration(scene: ServerFixture) -> None:
     await scene.register()
     assert await scene.get("/info") == {"batch_size": 4, "max_token_len": 64}
     assert await scene.get("/wandb_info") == {"group": "g", "project": "p"}
 
 
-async def test_environments_wait_until_the_first_batch_is_asked_for(scene: Scene) -> None:
+async def test_environments_wait_until_the_first_batch_is_asked_for(scene: ServerFixture) -> None:
     await scene.register(starting_step=3)
     assert await scene.post("/register-env", ENV) == {"status": "wait for trainer to start"}
     assert await scene.get("/batch") == {"batch": None}
@@ -81,12 +81,12 @@ async def test_environments_wait_until_the_first_batch_is_asked_for(scene: Scene
     assert (second["env_id"], second["wandb_name"]) == (1, "sums_1")
 
 
-async def test_a_null_name_is_accepted(scene: Scene) -> None:
+async def test_a_null_name_is_accepted(scene: ServerFixture) -> None:
     await scene.begin()
     assert (await scene.post("/register-env", {**ENV, "desired_name": None}))["wandb_name"] == "env_0"
 
 
-async def test_disconnecting_fails_with_status_200(scene: Scene) -> None:
+async def test_disconnecting_fails_with_status_200(scene: ServerFixture) -> None:
     await scene.begin()
     env_id = await scene.register_env()
     assert await scene.post("/disconnect-env", {"env_id": env_id}) == {"status": "success"}
@@ -94,7 +94,7 @@ async def test_disconnecting_fails_with_status_200(scene: Scene) -> None:
     assert answer["status"] == "failure" and "99" in answer["error"]
 
 
-async def test_a_batch_carries_all_keys_and_nothing_else(scene: Scene) -> None:
+async def test_a_batch_carries_all_keys_and_nothing_else(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     await scene.send(group(2, unknown=1))
     answer = await scene.get("/batch")
@@ -105,7 +105,7 @@ async def test_a_batch_carries_all_keys_and_nothing_else(scene: Scene) -> None:
     assert all(element[name] is None for name in KEYS - set(group()))
 
 
-async def test_every_optional_field_comes_back_as_it_was_sent(scene: Scene) -> None:
+async def test_every_optional_field_comes_back_as_it_was_sent(scene: ServerFixture) -> None:
     await scene.begin(batch_size=1)
     extra = {
         "advantages": [[0.5, 0.5, 0.5]],
@@ -142,7 +142,9 @@ async def test_every_optional_field_comes_back_as_it_was_sent(scene: Scene) -> N
         [{"role": "user", "content": "A" * 10_000}],
     ],
 )
-async def test_messages_of_any_role_and_content_come_back_as_they_were_sent(scene: Scene, messages: list[Json]) -> None:
+async def test_messages_of_any_role_and_content_come_back_as_they_were_sent(
+    scene: ServerFixture, messages: list[Json]
+) -> None:
     """As the original's own tests of messages want them: a role and a content of any kind, whatever is beside them."""
     await scene.begin(batch_size=1)
     sent = group(1, messages=[messages], images=["base64"], scores=[1])
@@ -153,7 +155,7 @@ async def test_messages_of_any_role_and_content_come_back_as_they_were_sent(scen
         assert {name: told[name] for name in sent} == sent
 
 
-async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> None:
+async def test_numeric_strings_and_integral_floats_are_coerced(scene: ServerFixture) -> None:
     await scene.post("/register", {**TRAINER, "batch_size": "2", "max_token_len": 64.0})
     assert await scene.get("/info") == {"batch_size": 2, "max_token_len": 64}
     await scene.get("/batch")
@@ -183,7 +185,7 @@ async def test_numeric_strings_and_integral_floats_are_coerced(scene: Scene) -> 
     ],
 )
 async def test_a_body_that_does_not_fit_is_422_and_says_where(
-    scene: Scene, path: str, body: object, place: list[object]
+    scene: ServerFixture, path: str, body: object, place: list[object]
 ) -> None:
     answer = await scene.raw_post(path, body)
     assert answer.status_code == 422
@@ -192,13 +194,13 @@ async def test_a_body_that_does_not_fit_is_422_and_says_where(
     assert set(problem) == {"type", "loc", "msg"}
 
 
-async def test_one_bad_group_refuses_the_whole_list(scene: Scene) -> None:
+async def test_one_bad_group_refuses_the_whole_list(scene: ServerFixture) -> None:
     await scene.begin()
     assert (await scene.raw_post("/scored_data_list", [group(), {"tokens": 1}])).status_code == 422
     assert (await scene.get("/status"))["queue_size"] == 0
 
 
-async def test_a_list_says_how_many_groups_it_had(scene: Scene) -> None:
+async def test_a_list_says_how_many_groups_it_had(scene: ServerFixture) -> None:
     await scene.begin(batch_size=8)
     assert await scene.post("/scored_data_list", [group(), group()]) == {"status": "received", "groups_processed": 2}
     env_id = await scene.register_env(group_size=4)
@@ -206,7 +208,7 @@ async def test_a_list_says_how_many_groups_it_had(scene: Scene) -> None:
     assert answer == {"status": "received", "groups_processed": 2, "buffered": 1, "last_buffer_size": 1}
 
 
-async def test_status_counts_groups_and_deliveries(scene: Scene) -> None:
+async def test_status_counts_groups_and_deliveries(scene: ServerFixture) -> None:
     await scene.begin(starting_step=7)
     await scene.send(group(), group(), group())
     assert await scene.get("/status") == {"current_step": 7, "queue_size": 3}
@@ -214,7 +216,7 @@ async def test_status_counts_groups_and_deliveries(scene: Scene) -> None:
     assert await scene.get("/status") == {"current_step": 8, "queue_size": 1}
 
 
-async def test_status_env_has_the_figures_of_the_original(scene: Scene) -> None:
+async def test_status_env_has_the_figures_of_the_original(scene: ServerFixture) -> None:
     await scene.begin(batch_size=16)
     one = await scene.register_env(group_size=4, weight=3.0)
     other = await scene.register_env(group_size=4, min_batch_allocation=0.25)
@@ -231,21 +233,21 @@ async def test_status_env_has_the_figures_of_the_original(scene: Scene) -> None:
     }
 
 
-async def test_a_weight_of_minus_one_is_ignored(scene: Scene) -> None:
+async def test_a_weight_of_minus_one_is_ignored(scene: ServerFixture) -> None:
     await scene.begin()
     env_id = await scene.register_env(weight=-1.0)
     assert (await scene.status_env(env_id))["env_weight"] == 1.0
 
 
 @pytest.mark.parametrize("env_id", [5, -1, 2**70])
-async def test_an_unknown_environment_is_never_an_error(scene: Scene, env_id: int) -> None:
+async def test_an_unknown_environment_is_never_an_error(scene: ServerFixture, env_id: int) -> None:
     """An unmodified client dies of three failures in a row, so none may happen while a server restarts."""
     assert (await scene.status_env(env_id))["current_step"] == 0
     await scene.begin()
     assert (await scene.status_env(env_id))["env_weight"] == 1.0
 
 
-async def test_an_unknown_environment_is_adopted_with_its_groups(scene: Scene) -> None:
+async def test_an_unknown_environment_is_adopted_with_its_groups(scene: ServerFixture) -> None:
     await scene.begin()
     await scene.send(group(2, env_id=5))
     status = await scene.status_env(5)
@@ -253,7 +255,7 @@ async def test_an_unknown_environment_is_adopted_with_its_groups(scene: Scene) -
     assert await scene.register_env() != 5
 
 
-async def test_the_latest_example_is_the_newest_queued_group(scene: Scene) -> None:
+async def test_the_latest_example_is_the_newest_queued_group(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     env_id = await scene.register_env()
     await scene.send(group(2, mark=1), group(2, mark=2), group(1, mark=3, env_id=env_id))
@@ -263,7 +265,7 @@ async def test_the_latest_example_is_the_newest_queued_group(scene: Scene) -> No
     assert (await scene.get("/latest_example"))["tokens"][0][0] == 2
 
 
-async def test_a_reset_forgets_everything_but_the_ids_of_environments(scene: Scene) -> None:
+async def test_a_reset_forgets_everything_but_the_ids_of_environments(scene: ServerFixture) -> None:
     await scene.begin()
     env_id = await scene.register_env()
     await scene.send(group(), group(), group())
@@ -281,7 +283,7 @@ async def test_a_reset_forgets_everything_but_the_ids_of_environments(scene: Sce
     assert await scene.register_env() == env_id + 1
 
 
-async def test_groups_may_come_before_the_trainer(scene: Scene) -> None:
+async def test_groups_may_come_before_the_trainer(scene: ServerFixture) -> None:
     """The original is wedged for ever by this order."""
     await scene.send(group(mark=1), group(mark=2))
     await scene.register()
@@ -315,7 +317,7 @@ async def test_gzip_is_understood_and_spoken(tmp_path: Path, gzip_option: Gzip, 
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-9], lambda body: b"no gzip", lambda body: body[:2]])
-async def test_a_broken_gzip_body_is_400_in_plain_text(scene: Scene, damage: object) -> None:
+async def test_a_broken_gzip_body_is_400_in_plain_text(scene: ServerFixture, damage: object) -> None:
     assert callable(damage)
     body = damage(gzip.compress(json.dumps(group()).encode()))
     answer = await scene.raw_post("/scored_data", body, content_encoding="gzip")
@@ -323,7 +325,7 @@ async def test_a_broken_gzip_body_is_400_in_plain_text(scene: Scene, damage: obj
 
 
 @pytest.mark.parametrize("encoding", ["gzip, identity", "identity, gzip", "deflate", "br", "", "none"])
-async def test_a_plain_body_is_read_whatever_its_encoding_is_called(scene: Scene, encoding: str) -> None:
+async def test_a_plain_body_is_read_whatever_its_encoding_is_called(scene: ServerFixture, encoding: str) -> None:
     body = json.dumps(group()).encode()
     assert await scene.post("/scored_data", body, content_encoding=encoding) == {"status": "received"}
     if "gzip" in encoding:
@@ -334,7 +336,7 @@ async def test_a_plain_body_is_read_whatever_its_encoding_is_called(scene: Scene
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "br"])
-async def test_an_empty_body_is_422_however_it_is_encoded(scene: Scene, encoding: str) -> None:
+async def test_an_empty_body_is_422_however_it_is_encoded(scene: ServerFixture, encoding: str) -> None:
     answer = await scene.raw_post("/scored_data", b"", content_encoding=encoding)
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body"])
 
@@ -361,7 +363,7 @@ async def test_an_empty_body_is_422_however_it_is_encoded(scene: Scene, encoding
     ],
 )
 async def test_an_environment_registers_with_what_the_original_takes(
-    scene: Scene, given: dict[str, object], weight: float, group_size: int, share: float | None
+    scene: ServerFixture, given: dict[str, object], weight: float, group_size: int, share: float | None
 ) -> None:
     """A 4xx there kills an unmodified client."""
     await scene.begin()
@@ -375,14 +377,16 @@ async def test_an_environment_registers_with_what_the_original_takes(
     ("desired", "name"),
     [("a\0b", "ab_0"), ("n" * 5000, "n" * 4096 + "_0"), ("\0", "env_0"), ("", "env_0"), ("\ud800x", "?x_0")],
 )
-async def test_a_name_is_brought_into_a_form_that_every_store_keeps(scene: Scene, desired: str, name: str) -> None:
+async def test_a_name_is_brought_into_a_form_that_every_store_keeps(
+    scene: ServerFixture, desired: str, name: str
+) -> None:
     await scene.begin()
     answer = await scene.post("/register-env", {**ENV, "desired_name": desired})
     assert (answer["status"], answer["wandb_name"]) == ("success", name)
 
 
 @pytest.mark.parametrize("env_id", [False, " 0", "0.0", 0.0, "+0"])
-async def test_an_environment_is_known_by_every_spelling_of_its_id(scene: Scene, env_id: object) -> None:
+async def test_an_environment_is_known_by_every_spelling_of_its_id(scene: ServerFixture, env_id: object) -> None:
     await scene.begin()
     assert await scene.register_env() == 0
     answer = await scene.http.request("GET", "/status-env", json={"env_id": env_id})
@@ -393,7 +397,7 @@ async def test_an_environment_is_known_by_every_spelling_of_its_id(scene: Scene,
     assert await scene.post("/disconnect-env", {"env_id": env_id}) == {"status": "success"}
 
 
-async def test_a_group_size_below_one_leaves_groups_whole(scene: Scene) -> None:
+async def test_a_group_size_below_one_leaves_groups_whole(scene: ServerFixture) -> None:
     await scene.begin(batch_size=3)
     env_id = await scene.register_env(group_size=0)
     await scene.send(group(2, mark=1, env_id=env_id), group(1, mark=2, env_id=env_id))
@@ -421,7 +425,7 @@ def test_a_gzip_bomb_of_many_members_is_refused_at_the_first_too_many(monkeypatc
     assert len(opened) == MOST_MEMBERS
 
 
-async def test_a_batch_size_beyond_reason_is_refused_with_a_sentence(scene: Scene) -> None:
+async def test_a_batch_size_beyond_reason_is_refused_with_a_sentence(scene: ServerFixture) -> None:
     answer = await scene.raw_post("/register", {**TRAINER, "batch_size": 2**31})
     assert answer.status_code == 422
     (problem,) = answer.json()["detail"]
@@ -433,31 +437,31 @@ async def test_a_batch_size_beyond_reason_is_refused_with_a_sentence(scene: Scen
 @pytest.mark.parametrize(
     "headers", [{"host": "evil.example:8000"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"host": "["}]
 )
-async def test_pages_of_other_origins_are_refused(scene: Scene, headers: dict[str, str]) -> None:
+async def test_pages_of_other_origins_are_refused(scene: ServerFixture, headers: dict[str, str]) -> None:
     await scene.begin()
     assert (await scene.http.get("/reset_data", headers=headers)).status_code == 403
     assert (await scene.get("/info"))["batch_size"] == 4
 
 
 @pytest.mark.parametrize("path", ["/register", "/register-env", "/scored_data", "/scored_data_list", "/disconnect-env"])
-async def test_a_body_nested_too_deeply_is_the_callers_error(scene: Scene, path: str) -> None:
+async def test_a_body_nested_too_deeply_is_the_callers_error(scene: ServerFixture, path: str) -> None:
     for body in (b"[" * 20_000, b'{"tokens":' * 20_000):
         assert (await scene.http.post(path, content=body)).status_code == 422
 
 
-async def test_an_unknown_route_is_404(scene: Scene) -> None:
+async def test_an_unknown_route_is_404(scene: ServerFixture) -> None:
     assert (await scene.http.get("/nope")).json() == {"detail": "Not Found"}
     assert (await scene.http.get("/register")).status_code == 405
 
 
-async def test_the_server_describes_itself(scene: Scene) -> None:
+async def test_the_server_describes_itself(scene: ServerFixture) -> None:
     described = await scene.get("/openapi.json")
     assert set(described["components"]["schemas"]) >= {"Registration", "ScoredData"}
     page = (await scene.http.get("/docs")).text
     assert all(path in page for path in described["paths"])
 
 
-async def test_random_groups_come_back_number_for_number(scene: Scene) -> None:
+async def test_random_groups_come_back_number_for_number(scene: ServerFixture) -> None:
     draw = random.Random(3)
     await scene.begin(batch_size=3)
     sent = group(3)

@@ -13,22 +13,22 @@ import pytest
 from halteres.trajectories import service as service_module
 from halteres.trajectories.options import Options, Rules
 
-from .scenes import Scene, group, marks, opened
+from .server_fixtures import ServerFixture, group, marks, opened
 
-Ruled = Callable[..., AbstractAsyncContextManager[Scene]]
+Ruled = Callable[..., AbstractAsyncContextManager[ServerFixture]]
 
 
 @pytest.fixture
 async def ruled(tmp_path: Path) -> AsyncIterator[Ruled]:
     """Opens a server under rules."""
 
-    def opening(**rules: Any) -> AbstractAsyncContextManager[Scene]:
+    def opening(**rules: Any) -> AbstractAsyncContextManager[ServerFixture]:
         return opened(tmp_path / "queue.sqlite", options=Options(database="", rules=Rules(**rules)))
 
     yield opening
 
 
-async def is_paused(scene: Scene, env_id: int) -> bool:
+async def is_paused(scene: ServerFixture, env_id: int) -> bool:
     """In words that also an unmodified client of the original takes for a pause."""
     told = await scene.status_env(env_id)
     return (told["unallocated_fraction"], told["queue_size"], told["self_queue_size"], told["max_group_size"]) == (
@@ -160,7 +160,7 @@ async def test_clients_without_keys_may_be_known_by_what_they_send(ruled: Ruled,
 
 
 @pytest.mark.parametrize("path", ["/status-env", "/scored_data"])
-async def test_our_clients_are_told_that_nobody_knows_them(scene: Scene, path: str) -> None:
+async def test_our_clients_are_told_that_nobody_knows_them(scene: ServerFixture, path: str) -> None:
     """Others are adopted: they would not understand."""
     await scene.begin()
     ours = {"Halteres-Client": "0.1.0"}

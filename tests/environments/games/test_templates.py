@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from environments.stages import TOKENIZER
+from environments.fakes import TOKENIZER
 from halteres.environments.game import TemplateName, user_message
 
 STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."

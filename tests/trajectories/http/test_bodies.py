@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from halteres.trajectories import http
 from halteres.trajectories.http import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
 from halteres.trajectories.options import Options, Rules
-from trajectories.scenes import Scene, group, opened
+from trajectories.server_fixtures import ServerFixture, group, opened
 
 
 class Sender:
@@ -239,20 +239,20 @@ async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> Non
 
 
 @pytest.fixture
-async def narrow(tmp_path: object) -> AsyncIterator[Scene]:
+async def narrow(tmp_path: object) -> AsyncIterator[ServerFixture]:
     """A server that takes small bodies only."""
     async with opened(tmp_path / "queue.sqlite", options=Options(database="", max_body=1024)) as scene:  # type: ignore[operator]
         yield scene
 
 
 @pytest.mark.parametrize("path", ["/register", "/scored_data", "/scored_data_list", "/v1/batches/1/extend"])
-async def test_too_large_a_body_is_413_and_ends_the_connection(narrow: Scene, path: str) -> None:
+async def test_too_large_a_body_is_413_and_ends_the_connection(narrow: ServerFixture, path: str) -> None:
     answer = await narrow.raw_post(path, b" " * 1025)
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert answer.text.startswith("The body is larger than 1024 bytes.")
 
 
-async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: Scene) -> None:
+async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: ServerFixture) -> None:
     scene.app.state.context.bodies.deadline_s = 0.05
 
     async def trickle() -> AsyncIterator[bytes]:
@@ -265,7 +265,7 @@ async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: S
     assert answer.json()["code"] == "too_slow"
 
 
-async def test_a_sender_that_hangs_up_is_nobody_s_error(scene: Scene) -> None:
+async def test_a_sender_that_hangs_up_is_nobody_s_error(scene: ServerFixture) -> None:
     sent: list[dict[str, object]] = []
     messages = iter([{"type": "http.request", "body": b"[", "more_body": True}, {"type": "http.disconnect"}])
 

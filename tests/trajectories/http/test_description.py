@@ -27,7 +27,7 @@ from halteres.trajectories.openapi import WORDS, openapi, page
 from halteres.trajectories.posted_group import MOST_GROUPS
 from halteres.trajectories.server import ROUTES, create_app
 from halteres.trajectories.stores.sqlite import SqliteStore
-from trajectories.scenes import ENV, TRAINER, group
+from trajectories.server_fixtures import ENV, TRAINER, group
 
 LOCAL = "http://127.0.0.1:8000"
 OPERATIONS = {(route.method, route.path): route for route in ROUTES}

@@ -18,15 +18,15 @@ from halteres.trajectories.routes import page_of
 from halteres.trajectories.schema import GroupsRequest
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
-from trajectories.scenes import Json, Scene, group, marks, opened
+from trajectories.server_fixtures import Json, ServerFixture, group, marks, opened
 
 
-async def listed(scene: Scene, **params: Any) -> list[int]:
+async def listed(scene: ServerFixture, **params: Any) -> list[int]:
     """The ids on a page."""
     return [each["id"] for each in (await scene.get("/v1/groups", **params))["groups"]]
 
 
-async def test_groups_are_listed_with_what_became_of_them(scene: Scene) -> None:
+async def test_groups_are_listed_with_what_became_of_them(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     env_id = await scene.register_env()
     await scene.send(group(2, env_id=env_id, policy_version=3), group(1, env_id=env_id), group(3), group(2))
@@ -45,7 +45,7 @@ async def test_groups_are_listed_with_what_became_of_them(scene: Scene) -> None:
     assert not [each for each in page["groups"] if "element" in each]
 
 
-async def test_a_page_can_be_narrowed_and_followed(scene: Scene) -> None:
+async def test_a_page_can_be_narrowed_and_followed(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     await scene.send(*(group(2, env_id=number % 2) for number in range(6)))
     await scene.batch()
@@ -61,7 +61,7 @@ async def test_a_page_can_be_narrowed_and_followed(scene: Scene) -> None:
     assert await listed(scene, after=2**62) == []
 
 
-async def test_bodies_are_what_the_trainer_gets(scene: Scene) -> None:
+async def test_bodies_are_what_the_trainer_gets(scene: ServerFixture) -> None:
     await scene.begin(batch_size=4)
     await scene.send(group(2, mark=1), group(2, mark=2))
     page = await scene.get("/v1/groups", bodies="1")
@@ -73,7 +73,7 @@ async def test_bodies_are_what_the_trainer_gets(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "body", [{"scores": [0.1, float("nan")]}, {"messages": [[{"role": "a", "content": "\ud800"}]]}]
 )
-async def test_what_json_cannot_say_is_listed_without_it(scene: Scene, body: Json) -> None:
+async def test_what_json_cannot_say_is_listed_without_it(scene: ServerFixture, body: Json) -> None:
     await scene.send({**group(2), **body})
     (only,) = (await scene.get("/v1/groups", bodies="1"))["groups"]
     assert only["place"] == "set_aside" and only["element"] is None
@@ -81,7 +81,7 @@ async def test_what_json_cannot_say_is_listed_without_it(scene: Scene, body: Jso
 
 
 @pytest.mark.parametrize("group_id", ["0", "7", "-1", str(2**62)])
-async def test_a_group_that_never_was_is_404(scene: Scene, group_id: str) -> None:
+async def test_a_group_that_never_was_is_404(scene: ServerFixture, group_id: str) -> None:
     answer = await scene.http.get(f"/v1/groups/{group_id}")
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
@@ -90,7 +90,7 @@ async def test_a_group_that_never_was_is_404(scene: Scene, group_id: str) -> Non
     "query",
     ["limit=0", "limit=1001", "limit=x", "after=" + "9" * 5000, "place=nowhere", "place=", "newest=2", "env_id=1.5"],
 )
-async def test_a_query_that_does_not_fit_is_422_and_says_where(scene: Scene, query: str) -> None:
+async def test_a_query_that_does_not_fit_is_422_and_says_where(scene: ServerFixture, query: str) -> None:
     answer = await scene.http.get(f"/v1/groups?{query}")
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"][:2] == ["query", query.partition("=")[0]]
@@ -119,7 +119,7 @@ def test_a_page_of_bodies_is_bounded_in_bytes_and_never_empty(
     assert [each.id for each in page_of(found, wanted, most)] == fits
 
 
-async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: Scene) -> None:
+async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     await scene.send(group(2, mark=1), group(2, mark=2))
     first = await scene.get("/batch", lease=30)
@@ -153,12 +153,12 @@ async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: Scene) 
         ("/batch?wait=61", 422),
     ],
 )
-async def test_batches_that_never_were_and_times_that_cannot_be(scene: Scene, path: str, status: int) -> None:
+async def test_batches_that_never_were_and_times_that_cannot_be(scene: ServerFixture, path: str, status: int) -> None:
     ask = scene.http.get if path.startswith("/batch") else scene.http.post
     assert (await ask(path)).status_code == status
 
 
-async def test_ours_are_told_to_register_again_where_the_original_dies(scene: Scene) -> None:
+async def test_ours_are_told_to_register_again_where_the_original_dies(scene: ServerFixture) -> None:
     """Unmodified clients are adopted instead (spec 5.4)."""
     ours = {"halteres-client": "0.1.0"}
     await scene.begin()
@@ -172,7 +172,7 @@ async def test_ours_are_told_to_register_again_where_the_original_dies(scene: Sc
     assert (await scene.http.post("/scored_data", json=group(env_id=9), headers=ours)).status_code == 200
 
 
-async def figures(scene: Scene) -> dict[str, float]:
+async def figures(scene: ServerFixture) -> dict[str, float]:
     """GET /metrics as a scraper reads it."""
     answer = await scene.http.get("/metrics")
     assert answer.headers["content-type"] == MEDIA_TYPE
@@ -180,7 +180,7 @@ async def figures(scene: Scene) -> dict[str, float]:
     return {name.removeprefix("halteres_trajectories_"): float(figure) for name, figure in lines}
 
 
-async def test_metrics_count_what_happened(scene: Scene) -> None:
+async def test_metrics_count_what_happened(scene: ServerFixture) -> None:
     before = await figures(scene)
     assert before["registered"] == before["queued_groups"] == before["groups_received_total"] == 0
     await scene.begin(batch_size=2)
@@ -213,7 +213,7 @@ async def test_metrics_count_what_happened(scene: Scene) -> None:
     assert found["waiting_bytes"] > 3 * len('{"tokens":[[7,5,6]]}')
 
 
-async def test_another_run_begins_with_counts_of_its_own(scene: Scene) -> None:
+async def test_another_run_begins_with_counts_of_its_own(scene: ServerFixture) -> None:
     """Of what is received; repeated groups are counted since the start, batches over all runs."""
     await scene.begin(batch_size=2)
     for _ in range(2):
@@ -226,7 +226,7 @@ async def test_another_run_begins_with_counts_of_its_own(scene: Scene) -> None:
     assert counters == {"groups_received_total": 0, "groups_repeated_total": 1, "batches_handed_out_total": 1}
 
 
-async def test_metrics_are_text_that_prometheus_reads(scene: Scene) -> None:
+async def test_metrics_are_text_that_prometheus_reads(scene: ServerFixture) -> None:
     await scene.send(group(2, scores=[1, float("inf")]))
     lines = (await scene.http.get("/metrics")).text.splitlines()
     kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
@@ -246,7 +246,7 @@ async def test_a_full_queue_says_when_to_come_again(tmp_path: Path, monkeypatch:
         await scene.send(group(2))
 
 
-async def test_a_store_that_fails_says_so_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_fails_says_so_too(scene: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise StoreFailed("The disk is full.")
 
@@ -258,7 +258,7 @@ async def test_a_store_that_fails_says_so_too(scene: Scene, monkeypatch: pytest.
     await scene.send(group(2))
 
 
-async def test_a_key_longer_than_any_client_makes_is_refused(scene: Scene) -> None:
+async def test_a_key_longer_than_any_client_makes_is_refused(scene: ServerFixture) -> None:
     """All keys of a run are held in memory."""
     answer = await scene.raw_post("/scored_data", group(2), idempotency_key="k" * 257)
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "Idempotency-Key"])

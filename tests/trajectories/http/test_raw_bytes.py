@@ -16,7 +16,7 @@ import pytest
 from halteres.loopback import MOST_HEAD_BYTES
 from halteres.trajectories import service
 from halteres.trajectories.server import ROUTES
-from trajectories.scenes import ENV, TRAINER, Scene, ServerProcess, group
+from trajectories.server_fixtures import ENV, TRAINER, ServerFixture, ServerProcess, group
 
 OPERATIONS = {(route.method, route.path): route for route in ROUTES}
 EVERY_ROUTE = pytest.mark.parametrize(("method", "path"), list(OPERATIONS), ids=map(" ".join, OPERATIONS))
@@ -113,7 +113,7 @@ def filled(path: str) -> str:
 
 
 @pytest.fixture
-async def busy(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
+async def busy(scene: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> ServerFixture:
     """A server with a run under way, which holds no answer for long."""
     monkeypatch.setattr(service, "PAUSE_HOLD_S", 0.01)
     await scene.begin()
@@ -123,7 +123,7 @@ async def busy(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 @EVERY_ROUTE
-async def test_no_body_makes_a_5xx(busy: Scene, method: str, path: str) -> None:
+async def test_no_body_makes_a_5xx(busy: ServerFixture, method: str, path: str) -> None:
     draw = random.Random(path)
     if OPERATIONS[method, path].body is None:  # nobody reads it
         assert (await busy.http.request(method, filled(path), content=DIGITS)).status_code < 500
@@ -137,7 +137,7 @@ async def test_no_body_makes_a_5xx(busy: Scene, method: str, path: str) -> None:
 
 
 @EVERY_ROUTE
-async def test_no_query_no_header_and_no_method_makes_a_5xx(busy: Scene, method: str, path: str) -> None:
+async def test_no_query_no_header_and_no_method_makes_a_5xx(busy: ServerFixture, method: str, path: str) -> None:
     for query in QUERIES:
         answer = await busy.http.request(method, f"{filled(path)}?{query}")
         assert answer.status_code < 500, (query, answer.text)
@@ -151,7 +151,7 @@ async def test_no_query_no_header_and_no_method_makes_a_5xx(busy: Scene, method:
 
 
 @pytest.mark.parametrize("name", ["%00", "..%2f..%2fetc", "1%0d%0aX:%20y", "9" * 5000, "1.5", "-0", "%ff", "💥", "nan"])
-async def test_no_name_in_a_path_makes_a_5xx(busy: Scene, name: str) -> None:
+async def test_no_name_in_a_path_makes_a_5xx(busy: ServerFixture, name: str) -> None:
     for route in (route.path for route in ROUTES if "{" in route.path):
         path = route.replace("{batch_id}", name).replace("{group_id}", name)
         for method in ("GET", "POST"):

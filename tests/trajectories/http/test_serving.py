@@ -17,7 +17,7 @@ import requests
 from starlette.types import Receive, Scope, Send
 
 from halteres.trajectories import server
-from trajectories.scenes import TRAINER, group
+from trajectories.server_fixtures import TRAINER, group
 
 """Bytes of bodies: uvicorn stops reading a connection that holds more than the first."""
 

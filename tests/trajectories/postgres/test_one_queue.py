@@ -14,13 +14,13 @@ from halteres.trajectories.records import (
     RunRecord,
 )
 from halteres.trajectories.stores.postgres import PostgresStore
-from trajectories.scenes import Clock, Scene, group, marks, opened
+from trajectories.server_fixtures import Clock, ServerFixture, group, marks, opened
 
 from .cluster import Cluster
 
 pytestmark = pytest.mark.runs
 
-Pair = tuple[Scene, Scene]
+Pair = tuple[ServerFixture, ServerFixture]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def pair(url: str, tmp_path: Path) -> AsyncIterator[Pair]:
         yield one, other
 
 
-def run_of(scene: Scene) -> RunRecord:
+def run_of(scene: ServerFixture) -> RunRecord:
     """The run, as far as this server has heard of it."""
     return scene.app.state.service.state.run
 

@@ -23,7 +23,7 @@ from halteres.clients.trajectories import (
     new_key,
 )
 from halteres.errors import NotReady
-from trajectories.scenes import Json, ServerProcess, group
+from trajectories.server_fixtures import Json, ServerProcess, group
 
 pytestmark = pytest.mark.runs
 

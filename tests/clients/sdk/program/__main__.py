@@ -23,11 +23,11 @@ def main() -> int:
     warnings.simplefilter("ignore")
     sys.path.extend(options.also)  # torch, which most SDKs can do without and their environments lack
     from .catalogue import STEPS  # after the path, for tinker looks for torch when it is imported
-    from .scene import Scene
+    from .connection import Connection
     from .steps import version_of_sdk
 
     sdk = version_of_sdk()
-    scene = Scene(sdk=sdk, model=options.model, folder=options.folder)
+    scene = Connection(sdk=sdk, model=options.model, folder=options.folder)
     taken: list[dict[str, Any]] = []
     for step in STEPS:
         if step.exists_in(sdk) and (not options.only or options.only in step.name):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .scene import Scene, wait
+from .connection import Connection, wait
 from .steps import Facts, Step
 
 
-def connect(scene: Scene) -> Facts:
+def connect(scene: Connection) -> Facts:
     return {"client": type(scene.service).__name__}
 
 
-def capabilities(scene: Scene) -> Facts:
+def capabilities(scene: Connection) -> Facts:
     asked = scene.rest.get_server_capabilities() if scene.sdk >= (0, 38) else None
     found = wait(asked) if asked else scene.service.get_server_capabilities()
     names = [model.model_name for model in found.supported_models]
@@ -18,14 +18,14 @@ def capabilities(scene: Scene) -> Facts:
     return {"models": names}
 
 
-def create_model(scene: Scene) -> Facts:
+def create_model(scene: Connection) -> Facts:
     run = scene.training.model_id
     session, _, number = run.rpartition(":train:")
     assert session and number.isdigit(), f"a training run's id is SESSION:train:NUMBER, not {run}"
     return {"run": run.replace(session, "SESSION")}
 
 
-def get_info(scene: Scene) -> Facts:
+def get_info(scene: Connection) -> Facts:
     info = scene.training.get_info()
     assert info.model_id == scene.training.model_id
     assert info.model_data.model_name == scene.model, info
@@ -33,7 +33,7 @@ def get_info(scene: Scene) -> Facts:
     return {"model_name": info.model_data.model_name, "lora_rank": info.lora_rank}
 
 
-def tokenizer(scene: Scene) -> Facts:
+def tokenizer(scene: Connection) -> Facts:
     found = scene.training.get_tokenizer()
     text = "Two and two is four."
     tokens = found.encode(text)
@@ -41,7 +41,7 @@ def tokenizer(scene: Scene) -> Facts:
     return {"tokens": len(tokens)}
 
 
-def lora_options(scene: Scene) -> Facts:
+def lora_options(scene: Connection) -> Facts:
     narrow = scene.trainer(train_mlp=False, train_unembed=False)
     info = narrow.get_info()
     assert info.lora_rank == 4, info

@@ -8,18 +8,18 @@ from typing import Any
 
 from tinker import types
 
-from .scene import Datums, Scene, plain, scores, step, wait
+from .connection import Connection, Datums, plain, scores, step, wait
 from .steps import Facts, Step, all_close, close_to, differ
 
 
-def learning_rate_alone(scene: Scene) -> Facts:
+def learning_rate_alone(scene: Connection) -> Facts:
     trainer = scene.trainer()
     losses = [step(trainer) for _ in range(4)]
     assert losses == sorted(losses, reverse=True), f"the loss falls: {losses}"
     return {"losses": losses}
 
 
-def weight_decay(scene: Scene) -> Facts:
+def weight_decay(scene: Connection) -> Facts:
     """A decayed adapter differs after one step; with a learning rate of 0 nothing may move at all."""
     without, decayed, still = scene.trainer(), scene.trainer(), scene.trainer()
     before = scores(still)
@@ -31,7 +31,7 @@ def weight_decay(scene: Scene) -> Facts:
     return {}
 
 
-def grad_clip_norm(scene: Scene) -> Facts:
+def grad_clip_norm(scene: Connection) -> Facts:
     """With a large eps an Adam step is proportional to the gradient, so clipping it to nothing stops the model."""
     free, clipped = scene.trainer(), scene.trainer()
     before = scores(free)
@@ -42,7 +42,7 @@ def grad_clip_norm(scene: Scene) -> Facts:
     return {}
 
 
-def pipelined(scene: Scene) -> Facts:
+def pipelined(scene: Connection) -> Facts:
     """Everything is submitted before anything is awaited; the order is that of the calls."""
     trainer = scene.trainer()
     passes: list[Any] = []
@@ -58,7 +58,7 @@ def pipelined(scene: Scene) -> Facts:
     return {"losses": losses}
 
 
-def accumulated(scene: Scene) -> Facts:
+def accumulated(scene: Connection) -> Facts:
     """Gradients add up until optim_step: three passes of one datum each are one pass of three."""
     together, apart = scene.trainer(), scene.trainer()
     step(together, eps=1.0)
@@ -69,7 +69,7 @@ def accumulated(scene: Scene) -> Facts:
     return {}
 
 
-def asynchronous(scene: Scene) -> Facts:
+def asynchronous(scene: Connection) -> Facts:
     async def course() -> list[float]:
         trainer = await scene.service.create_lora_training_client_async(scene.model, rank=4, seed=7)
         losses: list[float] = []
@@ -94,7 +94,7 @@ def negative_likelihood(_: Datums, logprobs: list[Any]) -> tuple[Any, dict[str, 
     return loss, {"mine:mean": float(loss)}
 
 
-def custom_loss(scene: Scene) -> Facts:
+def custom_loss(scene: Connection) -> Facts:
     """The SDK differentiates on its side and sends weights of any sign: the step is that of cross_entropy."""
     mine, theirs = scene.trainer(), scene.trainer()
     output = wait(mine.forward_backward_custom(plain(), negative_likelihood))
@@ -110,7 +110,7 @@ def squared(_: Datums, logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
     return loss, {}
 
 
-def custom_gradient(scene: Scene) -> Facts:
+def custom_gradient(scene: Connection) -> Facts:
     """A loss whose weights are not 1: the sum of squares falls when it is minimised."""
     trainer = scene.trainer()
     totals: list[float] = []
@@ -128,7 +128,7 @@ def weighted_likelihood(logprobs: Any, weights: Any) -> tuple[Any, dict[str, Any
     return loss, {"custom/nll:sum": loss}
 
 
-def traced_loss(scene: Scene) -> Facts:
+def traced_loss(scene: Connection) -> Facts:
     """A LossHandle, on the server where it offers that, else in the client; both under the same rules."""
     handle = wait(scene.service.create_custom_loss(weighted_likelihood, {"logprobs": 1, "weights": 1}))
     trainer = scene.trainer()

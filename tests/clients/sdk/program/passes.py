@@ -9,11 +9,11 @@ from typing import Any
 
 from tinker import types
 
-from .scene import (
+from .connection import (
     SEQUENCES,
     WEIGHTS,
+    Connection,
     Datums,
-    Scene,
     datum,
     flat,
     floats,
@@ -32,7 +32,7 @@ Formula = Callable[[float, float, float], float]
 LOW, HIGH, BETA = 0.9, 1.1, 0.05
 
 
-def cross_entropy(scene: Scene) -> Facts:
+def cross_entropy(scene: Connection) -> Facts:
     output = wait(scene.trainer().forward_backward(weighted(), "cross_entropy"))
     logprobs = logprobs_of(output)
     assert [len(one) for one in logprobs] == [len(one) for one in WEIGHTS]
@@ -43,7 +43,7 @@ def cross_entropy(scene: Scene) -> Facts:
     return {"loss:sum": output.metrics["loss:sum"]}
 
 
-def forward(scene: Scene) -> Facts:
+def forward(scene: Connection) -> Facts:
     trainer = scene.trainer()
     ahead = wait(trainer.forward(weighted(), "cross_entropy"))
     passed = wait(trainer.forward_backward(weighted(), "cross_entropy"))
@@ -52,7 +52,7 @@ def forward(scene: Scene) -> Facts:
     return {"loss:sum": ahead.metrics["loss:sum"]}
 
 
-def two_columns(scene: Scene) -> Facts:
+def two_columns(scene: Connection) -> Facts:
     """[N, K] targets: each position scores K tokens."""
     trainer = scene.trainer()
     tokens = SEQUENCES[0]
@@ -68,7 +68,7 @@ def two_columns(scene: Scene) -> Facts:
     return {"shape": list(found.shape)}
 
 
-def compressed_rows(scene: Scene) -> Facts:
+def compressed_rows(scene: Connection) -> Facts:
     """The same as CSR: unlisted cells are token 0 with weight 0."""
     trainer = scene.trainer()
     tokens = SEQUENCES[0]
@@ -92,7 +92,7 @@ def compressed_rows(scene: Scene) -> Facts:
     return {"shape": list(found.shape)}
 
 
-def policy_data(scene: Scene, **extra: float) -> tuple[list[float], list[float], list[float], Datums]:
+def policy_data(scene: Connection, **extra: float) -> tuple[list[float], list[float], list[float], Datums]:
     """Log-probabilities, those of a sampler a little off, advantages of both signs, and the datums that carry them."""
     logprobs = logprobs_of(wait(scene.trainer().forward(plain(), "cross_entropy")))
     offset, data, sampler, advantages = 0, [], [], []
@@ -108,7 +108,7 @@ def policy_data(scene: Scene, **extra: float) -> tuple[list[float], list[float],
     return flat(logprobs), sampler, advantages, data
 
 
-def policy_loss(scene: Scene, name: str, formula: Formula, config: dict[str, float] | None = None) -> Facts:
+def policy_loss(scene: Connection, name: str, formula: Formula, config: dict[str, float] | None = None) -> Facts:
     """One of the losses that are a sum over tokens."""
     logprobs, sampler, advantages, data = policy_data(scene)
     output = wait(scene.trainer().forward_backward(data, name, config))
@@ -144,7 +144,7 @@ def dro(logprob: float, sampler: float, advantage: float) -> float:
     return -(logprob * advantage - 0.5 * BETA * (logprob - sampler) ** 2)
 
 
-def gspo(scene: Scene) -> Facts:
+def gspo(scene: Connection) -> Facts:
     """The ratio is of the sequence: the mean of its tokens' differences."""
     logprobs, sampler, advantages, data = policy_data(scene, sequence_ratio_mask=1.0)
     config = {"clip_low_threshold": LOW, "clip_high_threshold": HIGH}
@@ -159,7 +159,7 @@ def gspo(scene: Scene) -> Facts:
     return {"loss:sum": output.metrics["loss:sum"]}
 
 
-def stable_reinforce(scene: Scene) -> Facts:
+def stable_reinforce(scene: Connection) -> Facts:
     """Of each datum the last two targets were sampled, as one sequence; the prompt has no advantage, and no loss."""
     logprobs, sampler, advantages, _ = policy_data(scene)
     expected, start, named = 0.0, 0, list[types.Datum]()
@@ -183,7 +183,7 @@ def stable_reinforce(scene: Scene) -> Facts:
     return {"loss:sum": output.metrics["loss:sum"]}
 
 
-def chunks(scene: Scene) -> Facts:
+def chunks(scene: Connection) -> Facts:
     """More datums than one request may carry: several, of which the first may arrive last."""
     trainer = scene.trainer()
     alone = [float(value) for value in scores(trainer, [plain()[0]])]

@@ -6,23 +6,23 @@ from typing import Any
 
 from tinker import types
 
+from .connection import Client, Connection, datum, plain, refused, scores, step, unique, wait
 from .sampling import all_scores
-from .scene import Client, Scene, datum, plain, refused, scores, step, unique, wait
 from .steps import Facts, Step, all_close, close_to
 
 
-def saved(scene: Scene, name: str, **options: Any) -> str:
+def saved(scene: Connection, name: str, **options: Any) -> str:
     """The path of a checkpoint of the common training client."""
     return wait(scene.training.save_state(unique(name), **options)).path
 
 
-def listed(scene: Scene, path: str) -> Any:
+def listed(scene: Connection, path: str) -> Any:
     """What the list of the run says of this checkpoint."""
     every = wait(scene.rest.list_checkpoints(scene.training.model_id)).checkpoints
     return next((one for one in every if one.tinker_path == path), None)
 
 
-def training_runs(scene: Scene) -> Facts:
+def training_runs(scene: Connection) -> Facts:
     run_id = scene.training.model_id
     path = saved(scene, "run")
     found = wait(scene.rest.list_training_runs(limit=100))
@@ -35,7 +35,7 @@ def training_runs(scene: Scene) -> Facts:
     return {"owner": run.model_owner}
 
 
-def checkpoints(scene: Scene) -> Facts:
+def checkpoints(scene: Connection) -> Facts:
     path = saved(scene, "listed")
     sampler = wait(scene.training.save_weights_for_sampler(unique("listed"))).path
     training, sampling = listed(scene, path), listed(scene, sampler)
@@ -45,7 +45,7 @@ def checkpoints(scene: Scene) -> Facts:
     return {}
 
 
-def user_checkpoints(scene: Scene) -> Facts:
+def user_checkpoints(scene: Connection) -> Facts:
     path = saved(scene, "mine")
     found = wait(scene.rest.list_user_checkpoints(limit=100))
     ours = next(one for one in found.checkpoints if one.tinker_path == path)
@@ -53,7 +53,7 @@ def user_checkpoints(scene: Scene) -> Facts:
     return {"total": found.cursor.total_count > 0}
 
 
-def publish(scene: Scene) -> Facts:
+def publish(scene: Connection) -> Facts:
     path = saved(scene, "public")
     assert listed(scene, path).public is False
     wait(scene.rest.publish_checkpoint_from_tinker_path(path))
@@ -63,7 +63,7 @@ def publish(scene: Scene) -> Facts:
     return {}
 
 
-def ttl(scene: Scene) -> Facts:
+def ttl(scene: Connection) -> Facts:
     path = saved(scene, "short", ttl_seconds=3600)
     kept = listed(scene, path)
     close_to((kept.expires_at - kept.time).total_seconds(), 3600, "expires_at", 0.01)
@@ -74,19 +74,19 @@ def ttl(scene: Scene) -> Facts:
     return {}
 
 
-def metadata(scene: Scene) -> Facts:
+def metadata(scene: Connection) -> Facts:
     path = saved(scene, "noted", user_metadata={"note": "seven"})
     assert listed(scene, path).user_metadata == {"note": "seven"}
     return {}
 
 
-def weights_info(scene: Scene) -> Facts:
+def weights_info(scene: Connection) -> Facts:
     found = wait(scene.rest.get_weights_info_by_tinker_path(saved(scene, "info")))
     assert (found.base_model, found.is_lora, found.lora_rank) == (scene.model, True, 8), found
     return {"lora_rank": found.lora_rank}
 
 
-def sessions(scene: Scene) -> Facts:
+def sessions(scene: Connection) -> Facts:
     session = scene.training.model_id.partition(":")[0]
     assert session in wait(scene.rest.list_sessions(limit=100)).sessions
     found = wait(scene.rest.get_session(session))
@@ -96,7 +96,7 @@ def sessions(scene: Scene) -> Facts:
     return {"sampler": type(sampler).__name__}
 
 
-def sampler(scene: Scene) -> Facts:
+def sampler(scene: Connection) -> Facts:
     path = wait(scene.training.save_weights_for_sampler(unique("known"))).path
     scene.sampler(model_path=path)
     session = scene.training.model_id.partition(":")[0]
@@ -106,7 +106,7 @@ def sampler(scene: Scene) -> Facts:
     return {"samplers": len(ids) > 0}
 
 
-def search(scene: Scene) -> Facts:
+def search(scene: Connection) -> Facts:
     session = scene.training.model_id.partition(":")[0]
     found = wait(scene.rest.search_sessions(types.SessionSearchRequest(session_id=session)))
     assert [one.session_id for one in found.sessions] == [session], found
@@ -117,7 +117,7 @@ def search(scene: Scene) -> Facts:
     return {"status": found.sessions[0].status}
 
 
-def copied(scene: Scene) -> Facts:
+def copied(scene: Connection) -> Facts:
     """A copy belongs to a run of its own and holds the same weights."""
     trainer = scene.trainer()
     step(trainer)
@@ -131,7 +131,7 @@ def copied(scene: Scene) -> Facts:
     return {}
 
 
-def deleted(scene: Scene) -> Facts:
+def deleted(scene: Connection) -> Facts:
     """Both ways of deleting; what is gone is not listed, and loading it is refused with its name."""
     run_id = scene.training.model_id
     by_path, by_id = saved(scene, "gone"), saved(scene, "gone-too")
@@ -143,7 +143,7 @@ def deleted(scene: Scene) -> Facts:
     return {"refused": sentence.replace(by_path, "PATH").replace(run_id, "RUN")[:300]}
 
 
-def bad_data(scene: Scene) -> Facts:
+def bad_data(scene: Connection) -> Facts:
     """A datum without the loss's inputs fails its request with the key's name; the next ones are served."""
     trainer = scene.trainer()
     sentence = refused(lambda: trainer.forward_backward([datum([5, 6, 7])], "importance_sampling"))
@@ -154,7 +154,7 @@ def bad_data(scene: Scene) -> Facts:
     return {"refused": sentence[:300]}
 
 
-def unknown_names(scene: Scene) -> Facts:
+def unknown_names(scene: Connection) -> Facts:
     def model() -> Client:
         scene.made(scene.service.create_lora_training_client("nobody/nothing", rank=4))
         raise AssertionError("a model that does not exist was made")
@@ -164,7 +164,7 @@ def unknown_names(scene: Scene) -> Facts:
     return {"refused": sentence[:300]}
 
 
-def dimuon(scene: Scene) -> Facts:
+def dimuon(scene: Connection) -> Facts:
     def model() -> Client:
         scene.trainer(optimizer=types.DimuonOptimizerConfig())
         raise AssertionError("a model with the dimuon optimiser was made")
@@ -174,14 +174,14 @@ def dimuon(scene: Scene) -> Facts:
     return {"refused": sentence[:300]}
 
 
-def assigned(scene: Scene) -> Facts:
+def assigned(scene: Connection) -> Facts:
     """Projects belong to the hosted console; a session may be put into one all the same."""
     session = scene.training.model_id.partition(":")[0]
     wait(scene.rest.assign_session_project(session, "a-project"))
     return {}
 
 
-def administration(scene: Scene) -> Facts:
+def administration(scene: Connection) -> Facts:
     """The hosted service's books: answered, though there is nothing in them."""
     audit = wait(scene.rest.get_audit_log())
     usage = wait(scene.rest.get_billing_usage("2030-01-01T00:00:00Z", "2030-01-02T00:00:00Z"))
@@ -189,7 +189,7 @@ def administration(scene: Scene) -> Facts:
     return {}
 
 
-def close(scene: Scene) -> Facts:
+def close(scene: Connection) -> Facts:
     wait(scene.service.close("success", detail="the program ends"))
     return {}
 

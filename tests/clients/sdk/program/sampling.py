@@ -9,7 +9,7 @@ from typing import Any
 
 from tinker import types
 
-from .scene import SEQUENCES, Client, Scene, integers, plain, prompt, scores, step, unique, wait
+from .connection import SEQUENCES, Client, Connection, integers, plain, prompt, scores, step, unique, wait
 from .steps import Facts, Step, all_close, differ
 
 ASKED = SEQUENCES[2]
@@ -36,7 +36,7 @@ def all_scores(sampler: Client) -> list[float]:
     return [value for tokens in SEQUENCES for value in scored(sampler, tokens)]
 
 
-def named(scene: Scene) -> Facts:
+def named(scene: Connection) -> Facts:
     trainer = scene.trainer()
     step(trainer)
     name = unique("policy")
@@ -47,7 +47,7 @@ def named(scene: Scene) -> Facts:
     return {}
 
 
-def ephemeral(scene: Scene) -> Facts:
+def ephemeral(scene: Connection) -> Facts:
     """A snapshot never moves, whatever is trained afterwards."""
     trainer = scene.trainer()
     step(trainer)
@@ -58,7 +58,7 @@ def ephemeral(scene: Scene) -> Facts:
     return {}
 
 
-def inflight(scene: Scene) -> Facts:
+def inflight(scene: Connection) -> Facts:
     """Mutable weights: a client sees its own save or newer."""
     trainer = scene.trainer()
     step(trainer)
@@ -72,14 +72,14 @@ def inflight(scene: Scene) -> Facts:
     return {}
 
 
-def base_model(scene: Scene) -> Facts:
+def base_model(scene: Connection) -> Facts:
     """The base model is what a fresh adapter is."""
     sampler = scene.sampler(base_model=scene.model)
     all_close(all_scores(sampler), scores(scene.trainer()), "base model and fresh adapter")
     return {}
 
 
-def three(scene: Scene) -> Facts:
+def three(scene: Connection) -> Facts:
     sampler = scene.published(scene.trainer())
     stop = {"stop": [drawn(sampler, temperature=0.0).sequences[0].tokens[3]]}
     one, other = (drawn(sampler, 3, seed=11, **stop).sequences for _ in range(2))
@@ -93,7 +93,7 @@ def three(scene: Scene) -> Facts:
     return {"lengths": [len(seen.tokens) for seen in one]}
 
 
-def stops(scene: Scene) -> Facts:
+def stops(scene: Connection) -> Facts:
     """Stop tokens end a sample and are part of it; `stop=[]` ends nothing."""
     sampler = scene.sampler(base_model=scene.model)
     free = drawn(sampler, temperature=0.0, max_tokens=24, stop=[]).sequences[0]
@@ -108,7 +108,7 @@ def stops(scene: Scene) -> Facts:
     return {"tokens": len(stopped.tokens)}
 
 
-def greedy(scene: Scene) -> Facts:
+def greedy(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     one, other = (drawn(sampler, 2, temperature=0.0, seed=seed).sequences for seed in (1, 2))
     assert {tuple(seen.tokens) for seen in (*one, *other)} == {tuple(one[0].tokens)}, "temperature 0 is greedy"
@@ -117,7 +117,7 @@ def greedy(scene: Scene) -> Facts:
     return {"tokens": one[0].tokens}
 
 
-def compute_logprobs(scene: Scene) -> Facts:
+def compute_logprobs(scene: Connection) -> Facts:
     """What a sample says of its own tokens is what the same tokens score as a prompt, and what the trainer gives."""
     trainer = scene.trainer()
     step(trainer)
@@ -131,7 +131,7 @@ def compute_logprobs(scene: Scene) -> Facts:
     return {"logprobs": list(seen.logprobs)[:3]}
 
 
-def topk_prompt(scene: Scene) -> Facts:
+def topk_prompt(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     answer = drawn(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=4)
     rows = answer.topk_prompt_logprobs
@@ -147,7 +147,7 @@ def topk_prompt(scene: Scene) -> Facts:
     return {"rows": len(rows)}
 
 
-def topk_sampled(scene: Scene) -> Facts:
+def topk_sampled(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     seen = drawn(sampler, temperature=0.0, topk_sample_logprobs=3).sequences[0]
     assert len(seen.topk_logprobs) == len(seen.tokens)
@@ -157,7 +157,7 @@ def topk_sampled(scene: Scene) -> Facts:
     return {"rows": len(seen.topk_logprobs)}
 
 
-def targets(scene: Scene) -> Facts:
+def targets(scene: Connection) -> Facts:
     """Chosen ids at chosen positions; -1 skips."""
     sampler = scene.sampler(base_model=scene.model)
     rows = [[token, -1] for token in ASKED[1:]]
@@ -169,7 +169,7 @@ def targets(scene: Scene) -> Facts:
     return {"shape": [len(found), len(found[0])]}
 
 
-def alternatives(scene: Scene) -> Facts:
+def alternatives(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     answer = drawn(sampler, max_tokens=1, seed=3, prompt_alt_tokens_k=5).prompt_alt_tokens
     tokens, values = answer.tokens.tolist(), answer.logprobs.tolist()
@@ -179,7 +179,7 @@ def alternatives(scene: Scene) -> Facts:
     return {"last": tokens[-1]}
 
 
-def last_tokens(scene: Scene) -> Facts:
+def last_tokens(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     found = wait(sampler.compute_logprobs(prompt(ASKED), prompt_logprobs_last_n=2))
     assert len(found) == len(ASKED) and found[:-2] == [None] * (len(ASKED) - 2), found
@@ -187,7 +187,7 @@ def last_tokens(scene: Scene) -> Facts:
     return {}
 
 
-def asynchronous(scene: Scene) -> Facts:
+def asynchronous(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
 
     async def course() -> list[list[int]]:
@@ -201,14 +201,14 @@ def asynchronous(scene: Scene) -> Facts:
     return {"tokens": alone}
 
 
-def tokenizer(scene: Scene) -> Facts:
+def tokenizer(scene: Connection) -> Facts:
     """A sampling client knows its base model's name alone; the folder is a name that asks no hub."""
     found = scene.sampler(base_model=scene.folder).get_tokenizer()
     assert found.decode(found.encode("four")) == "four"
     return {}
 
 
-def pickled(scene: Scene) -> Facts:
+def pickled(scene: Connection) -> Facts:
     """Another process's client: its sequence numbers start near 1e9 times a random number."""
     sampler = scene.published(scene.trainer())
     copy = pickle.loads(pickle.dumps(sampler))  # noqa: S301 - our own bytes
@@ -217,7 +217,7 @@ def pickled(scene: Scene) -> Facts:
     return {}
 
 
-def by_handle(scene: Scene) -> Facts:
+def by_handle(scene: Connection) -> Facts:
     sampler = scene.published(scene.trainer())
     handle = sampler.get_sampler_handle()
     assert b"tml-" not in base64.urlsafe_b64decode(handle), "a handle carries no key"
@@ -226,7 +226,7 @@ def by_handle(scene: Scene) -> Facts:
     return {}
 
 
-def raw(scene: Scene) -> Facts:
+def raw(scene: Connection) -> Facts:
     """Log-probabilities are those at temperature 1, whatever temperature was sampled at: the service's default."""
     sampler = scene.sampler(base_model=scene.model)
     seen = drawn(sampler, seed=5, temperature=0.5).sequences[0]
@@ -235,7 +235,7 @@ def raw(scene: Scene) -> Facts:
     return {}
 
 
-def likelier(scene: Scene) -> Facts:
+def likelier(scene: Connection) -> Facts:
     """What was trained on becomes likelier for the sampler."""
     trainer = scene.trainer()
     before = sum(all_scores(scene.published(trainer)))

@@ -8,14 +8,14 @@ import struct
 import tarfile
 import urllib.request
 
-from .scene import Scene, refused, scores, step, unique, wait
+from .connection import Connection, refused, scores, step, unique, wait
 from .steps import Facts, Step, all_close, close_to, differ
 
 NOBODYS_KEY = "age1vhj9gjnkupn4u5c33pmf8l6nvd5a823ts0f6lp8jpw8us7d94d4svjkm4c"
 """An age recipient whose identity does not exist."""
 
 
-def save_state(scene: Scene) -> Facts:
+def save_state(scene: Connection) -> Facts:
     trainer = scene.trainer()
     name = unique("state")
     path = wait(trainer.save_state(name)).path
@@ -23,7 +23,7 @@ def save_state(scene: Scene) -> Facts:
     return {}
 
 
-def load_state(scene: Scene) -> Facts:
+def load_state(scene: Connection) -> Facts:
     trainer = scene.trainer()
     step(trainer)
     path, kept = wait(trainer.save_state(unique("load"))).path, scores(trainer)
@@ -34,7 +34,7 @@ def load_state(scene: Scene) -> Facts:
     return {}
 
 
-def load_with_optimizer(scene: Scene) -> Facts:
+def load_with_optimizer(scene: Connection) -> Facts:
     """The next step after loading is the next step that was taken after saving."""
     trainer = scene.trainer()
     step(trainer)
@@ -47,7 +47,7 @@ def load_with_optimizer(scene: Scene) -> Facts:
     return {}
 
 
-def from_state(scene: Scene) -> Facts:
+def from_state(scene: Connection) -> Facts:
     trainer = scene.trainer()
     step(trainer)
     path, kept = wait(trainer.save_state(unique("from"))).path, scores(trainer)
@@ -59,7 +59,7 @@ def from_state(scene: Scene) -> Facts:
     return {"lora_rank": info.lora_rank}
 
 
-def from_state_with_optimizer(scene: Scene) -> Facts:
+def from_state_with_optimizer(scene: Connection) -> Facts:
     trainer = scene.trainer()
     step(trainer)
     path = wait(trainer.save_state(unique("both"))).path
@@ -71,7 +71,7 @@ def from_state_with_optimizer(scene: Scene) -> Facts:
     return {"loss": expected}
 
 
-def saved_again(scene: Scene) -> Facts:
+def saved_again(scene: Connection) -> Facts:
     """A name that is saved again holds the newer state; the older one has a number behind it."""
     trainer = scene.trainer()
     name = unique("again")
@@ -86,7 +86,7 @@ def saved_again(scene: Scene) -> Facts:
     return {}
 
 
-def overwrite(scene: Scene) -> Facts:
+def overwrite(scene: Connection) -> Facts:
     """Overwriting leaves the newer state alone."""
     trainer = scene.trainer()
     name = unique("twice")
@@ -100,7 +100,7 @@ def overwrite(scene: Scene) -> Facts:
     return {}
 
 
-def external(scene: Scene) -> Facts:
+def external(scene: Connection) -> Facts:
     """Files for others: each behind a URL that needs no key."""
     trainer = scene.trainer()
     step(trainer)
@@ -111,7 +111,7 @@ def external(scene: Scene) -> Facts:
     return {"files": sorted(files), "tensors": check_adapter(files)}
 
 
-def encrypted(scene: Scene) -> Facts:
+def encrypted(scene: Connection) -> Facts:
     """Every file is an age file where recipients are named."""
     trainer = scene.trainer()
     saved = trainer.save_weights_external(unique("age"), ttl_seconds=3600, age_encryption_recipients=[NOBODYS_KEY])
@@ -122,7 +122,7 @@ def encrypted(scene: Scene) -> Facts:
     return {"files": sorted(found.urls)}
 
 
-def archive(scene: Scene) -> Facts:
+def archive(scene: Connection) -> Facts:
     """Up to 0.35: a tar behind a URL."""
     trainer = scene.trainer()
     path = wait(trainer.save_weights_for_sampler(unique("tar"))).path

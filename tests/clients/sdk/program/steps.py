@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from .scene import Scene
+from .connection import Connection
 
 Version = tuple[int, ...]
 Facts = dict[str, object]
@@ -20,7 +20,7 @@ class Step:
     """
 
     name: str
-    run: Callable[[Scene], Facts]
+    run: Callable[[Connection], Facts]
     since: Version = (0,)
     until: Version = (1_000_000,)
     proves: tuple[str, ...] = ()

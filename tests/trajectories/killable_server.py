@@ -28,7 +28,7 @@ from halteres.trajectories.service import TrajectoryService
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 
-from .scenes import Clock, Scene, opened
+from .server_fixtures import Clock, ServerFixture, opened
 
 T = TypeVar("T")
 Instant = Literal["before", "torn", "after"]
@@ -81,7 +81,7 @@ class MortalStore(SqliteStore):
             raise StoreFailed("The server is dead.")
 
 
-class World:
+class KillableServer:
     """One server after the other over the same files, and whoever talks to them, without an event loop of his own."""
 
     def __init__(self, folder: Path) -> None:
@@ -185,7 +185,7 @@ class World:
 class _Client:
     """A question for a batch, asked by somebody who may hang up."""
 
-    def __init__(self, scene: Scene, leaves: Leaves) -> None:
+    def __init__(self, scene: ServerFixture, leaves: Leaves) -> None:
         self._app, self._leaves, self.body = scene.app, leaves, b""
 
     async def ask(self, params: dict[str, Any]) -> None:

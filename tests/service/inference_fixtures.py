@@ -22,7 +22,7 @@ from halteres.service.server import ServiceServer
 from halteres.service.service import locked, opened
 from halteres.text import load_tokenizer
 
-from .scenes import BASE, InProcess, Scene
+from .live_service import BASE, InProcess, LiveService
 
 TOKENIZER = load_tokenizer(str(BASE.folder))
 
@@ -44,14 +44,14 @@ TOOL_TEMPLATE = """{%- if tools %}<|im_start|>system
 """
 
 
-async def whole(scene: Scene, path: str, **body: Any) -> Any:
+async def whole(scene: LiveService, path: str, **body: Any) -> Any:
     """What is answered at once."""
     status, answer = await scene.ask(path, **body)
     assert status == 200, answer
     return answer
 
 
-async def events(scene: Scene, path: str, **body: Any) -> list[Any]:
+async def events(scene: LiveService, path: str, **body: Any) -> list[Any]:
     """What a stream tells: the JSON of every event, and "[DONE]" as it is."""
     async with scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}) as response:
         assert response.status == 200, await response.text()
@@ -110,7 +110,7 @@ def _logprobs(count: int) -> bytes:
 
 
 @asynccontextmanager
-async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speaker]]:
+async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[LiveService, Speaker]]:
     """A service over a model whose chat template knows tools, and whose every answer is `says`."""
     model = folder / "model"
     shutil.copytree(BASE.folder, model)
@@ -123,7 +123,7 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[Scene, Speake
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server), speaker
+                yield LiveService(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server), speaker
             finally:
                 await http.close()
                 server.end()

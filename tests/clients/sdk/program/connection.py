@@ -31,7 +31,7 @@ Datums = list[types.Datum]
 
 
 @dataclass
-class Scene:
+class Connection:
     """One service seen by one SDK."""
 
     sdk: tuple[int, ...]

@@ -22,7 +22,7 @@ from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.models import TINY
 
-from .scenes import CROSS_ENTROPY, array, packed
+from .requests import CROSS_ENTROPY, array, packed
 
 DTYPE: BaseType = "bfloat16" if os.environ.get("HALTERES_TEST_DTYPE") == "bfloat16" else "float32"
 """Of the base weights in these tests; `make test-bf16` sets it."""

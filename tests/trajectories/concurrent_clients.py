@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .scenes import group, marks
+from .server_fixtures import group, marks
 
 Json = dict[str, Any]
 
@@ -100,7 +100,7 @@ class Events:
 
 
 @dataclass
-class Crowd:
+class ConcurrentClients:
     """Everybody who talks to one server."""
 
     url: str

@@ -73,7 +73,7 @@ class Clock:
 
 
 @dataclass
-class Scene:
+class ServerFixture:
     """A server in process, and what one asks of it."""
 
     http: httpx.AsyncClient
@@ -133,14 +133,14 @@ async def opened(
     on_loss: Callable[[StoreFailed], None] = lambda failure: None,
     options: Options | None = None,
     address: str = HOST,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[ServerFixture]:
     """A server over a database, in process."""
     clock, store = clock or Clock(), store or SqliteStore(database)
     app = create_app(store, clock, on_loss, options=options, address=address)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
-            yield Scene(http, app, clock)
+            yield ServerFixture(http, app, clock)
     store.close()
 
 
@@ -212,4 +212,15 @@ def within(seconds: float, what: str, holds: Any) -> None:
         os.sched_yield()
 
 
-__all__ = ["ENV", "TRAINER", "Clock", "Scene", "ServerProcess", "group", "marks", "num_sequences", "opened", "within"]
+__all__ = [
+    "ENV",
+    "TRAINER",
+    "Clock",
+    "ServerFixture",
+    "ServerProcess",
+    "group",
+    "marks",
+    "num_sequences",
+    "opened",
+    "within",
+]

@@ -68,7 +68,7 @@ class InProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class LiveService:
     """One service and ways to talk to it."""
 
     url: str
@@ -144,7 +144,7 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 @asynccontextmanager
 async def serving(
     state: Path, options: Options | None = None, port: int = 0, samplers: int = 0
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[LiveService]:
     """A service over this state directory while the block runs; `samplers` engines beside the one that trains."""
     host, others = InProcess(), tuple(InProcess() for _ in range(samplers))
     with locked(state), open_listener(port) as bound:
@@ -152,7 +152,7 @@ async def serving(
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield Scene(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server, others)
+                yield LiveService(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server, others)
             finally:
                 await http.close()
                 server.end()

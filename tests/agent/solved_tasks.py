@@ -20,7 +20,7 @@ from halteres.files import replace_file
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 
-from .run_scenes import add_evaluation, add_step, change, make_run
+from .run_fixtures import add_evaluation, add_step, change, make_run
 
 sys.path.append(str(Path(__file__).parents[2]))  # the benchmarks are no installed package
 
@@ -96,7 +96,7 @@ def tested(place: Place, file: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result))
 
 
-class Scene:
+class SolvedTask:
     """A task that was solved: its answer, and what can be made of it that is no solution."""
 
     def __init__(self, place: Place, name: str) -> None:

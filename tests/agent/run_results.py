@@ -13,7 +13,7 @@ from halteres.config.settings import Settings
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 
-from .run_scenes import make_run
+from .run_fixtures import make_run
 
 NUM_TASKS, NUM_SAMPLES = 64, 4
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .knowledge import ENV_TIMEOUT_S, WAITING, Env, Json, Knowledge, Lease, Posted, Seen, check_fresh, check_none
-from .scenes import ENV, TRAINER, group
-from .world import Died, Instant, Leaves, World
+from .expected_state import ENV_TIMEOUT_S, WAITING, Env, Json, Knowledge, Lease, Posted, Seen, check_fresh, check_none
+from .killable_server import Died, Instant, KillableServer, Leaves
+from .server_fixtures import ENV, TRAINER, group
 
 T = TypeVar("T", int, str)
 
@@ -28,11 +28,11 @@ STRANGER = 7
 LEASE_S = 30.0
 
 
-class Players:
+class RandomClients:
     """The environments and the trainers of one server after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.world, self.knows = World(folder), Knowledge()
+        self.world, self.knows = KillableServer(folder), Knowledge()
         self.listing: list[Seen] = []
         self.marks: dict[int, int] = {}  # by the server's number of the group
         self.keyed: dict[str, tuple[bytes, Posted, bytes | None]] = {}  # body, group, first reply where it arrived

@@ -88,7 +88,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class World:
+class LiveServers:
     """Addresses, and a folder for run directories."""
 
     folder: Path
@@ -103,12 +103,12 @@ class World:
 class Run:
     """One run: its directory, its trajectory server, its trainer."""
 
-    def __init__(self, world: World, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, world: LiveServers, path: Path, settings: dict[str, Any]) -> None:
         self.world, self.path = world, path
         self.run_id = f"{RUN_ID}-{path.name}"
         (path / "control").mkdir(parents=True)
         self._started: list[Process] = []
-        self._players: list[Player] = []
+        self._players: list[FakeEnvironment] = []
         self.api_url = self._start_api()
         self.settings = Settings.model_validate({"env": {"batch_size": BATCH, "group_size": GROUP}, **settings})
 
@@ -127,9 +127,9 @@ class Run:
         (self.path / "wiring.json").write_text(json.dumps(wiring))
         return self._start("trainer", "halteres.training", "--run", str(self.path))
 
-    def play(self, scores: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> Player:
+    def play(self, scores: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> FakeEnvironment:
         """Somebody samples the policy and sends scored groups, as many as the trajectory server allows."""
-        player = Player(f"{self.world.service_url}/runs/{self.run_id}", self.api_url, scores)
+        player = FakeEnvironment(f"{self.world.service_url}/runs/{self.run_id}", self.api_url, scores)
         self._players.append(player)
         return player
 
@@ -179,7 +179,7 @@ class Run:
         return process
 
 
-class Player:
+class FakeEnvironment:
     """Samples from the run's policy and posts groups while it is allowed to."""
 
     def __init__(self, policy_url: str, api_url: str, scores: tuple[float, ...]) -> None:
@@ -229,7 +229,7 @@ class Player:
 
 
 @contextmanager
-def opened(folder: Path, engine: str = "scripted") -> Iterator[World]:
+def opened(folder: Path, engine: str = "scripted") -> Iterator[LiveServers]:
     """A world whose service answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -240,6 +240,6 @@ def opened(folder: Path, engine: str = "scripted") -> Iterator[World]:
             listener=listener,
         )
     try:
-        yield World(folder=folder, service_url=url, service=service)
+        yield LiveServers(folder=folder, service_url=url, service=service)
     finally:
         service.end()

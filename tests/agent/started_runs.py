@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.scenes import ENVIRONMENT, STANDIN_SUPERVISOR, end
+from runs.run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, end
 
 from halteres.agent import start_training as starting
 from halteres.agent.call import call

@@ -34,7 +34,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Land:
+class UserHome:
     """Where everything is."""
 
     home: Path
@@ -57,7 +57,7 @@ class Land:
         }
 
 
-def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Land:
+def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
     """An empty home and an empty project, which is the working directory."""
     home_of(tmp_path / "nowhere", monkeypatch)
     monkeypatch.delenv("HALTERES_HOME")
@@ -77,7 +77,7 @@ def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert isinstance(ended.value.code, int)
         return Ended(ended.value.code, told.out, told.err)
 
-    return Land(home, project, run)
+    return UserHome(home, project, run)
 
 
 @dataclass(frozen=True)
