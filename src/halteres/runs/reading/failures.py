@@ -230,7 +230,10 @@ def failed_process(state: RunState) -> FailedProcess | None:
         return None
     if state.processes.get("engine", {}).get("state") == "ended":
         return FailedProcess("engine", None)  # where its service or we had ended it, the word would be another
-    return FailedProcess(str(state.exit.get("process")), state.exit.get("code")) if state.exit else None
+    if state.exit:
+        return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
+    waited_for = {"api": "service", "trainer": "trainer", "environment": "env"}.get(state.phase or "")
+    return FailedProcess(waited_for, None) if waited_for else None  # it never became ready
 
 
 def read_restarts(events: Path) -> dict[str, int]:
