@@ -182,6 +182,19 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
+def size_text(size: float) -> str:
+    """Bytes as people read them.
+
+    >>> size_text(3 * 2**30)
+    '3.0 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 def as_failed_future(error: HalteresError) -> dict[str, Any]:
     """The Tinker API's failed promise: the client raises RequestFailedError of that category.
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halteres.errors import Conflict, HalteresError, InvalidConfig, UserError, as_answer, as_http
+from halteres.errors import Conflict, InvalidConfig, UserError, as_answer, as_http, size_text
 
 HOST = "127.0.0.1"
 
@@ -175,11 +175,17 @@ def hostname_of(url: str) -> str | None:
         return None
 
 
-async def body_within(request: Request, limit: int, too_large: HalteresError) -> bytes:
-    """A request's body, of at most `limit` bytes; raises `too_large` as soon as more has come."""
+class TooLarge(UserError):
+    """A body that is larger than any client sends."""
+
+    code, status = "too_large", 413
+
+
+async def body_within(request: Request, limit: int, advice: str = "Send less.") -> bytes:
+    """A request's body, of at most `limit` bytes; TooLarge as soon as more has come."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise too_large
+            raise TooLarge("The body is too large.", f"{size_text(limit)} are the limit.", advice)
     return bytes(body)

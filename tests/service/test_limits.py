@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from contract.requirements import proves
 
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, size_text
+from halteres.loopback import TooLarge
 from halteres.service.http import Meter
 from halteres.service.limits import (
     Allowances,
     LimitReached,
     Limits,
     Overloaded,
-    TooLarge,
     overloaded,
     read_allowances,
-    size_text,
 )
 
 

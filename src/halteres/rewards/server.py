@@ -28,7 +28,7 @@ from starlette.routing import Mount, Route
 
 from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, boundary, unknown
-from halteres.loopback import HOST, body_within
+from halteres.loopback import HOST, TooLarge, body_within
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
@@ -46,12 +46,6 @@ MOST_WAITING = 4096  # texts that may wait; a client that brings more has to com
 T = TypeVar("T")
 Text = str | list[dict[str, Any]]
 Result = Score | HalteresError
-
-
-class TooLarge(UserError):
-    """A body of more bytes, or texts, than are read."""
-
-    code, status = "too_large", 413
 
 
 class Busy(HalteresError):
@@ -353,8 +347,7 @@ class RewardServer:
 
 async def _body(request: Request, kind: type[T], *, strict: bool = True) -> T:
     """The body. An unknown field of ours is refused, with the nearest name: a misspelt one would change the answer."""
-    too_large = TooLarge(f"The body has more than {MOST_BODY_BYTES} bytes.", next="Send fewer texts at once.")
-    body = await body_within(request, MOST_BODY_BYTES, too_large)
+    body = await body_within(request, MOST_BODY_BYTES, "Send fewer texts at once.")
     try:
         content = msgspec.json.decode(body)
         if strict:

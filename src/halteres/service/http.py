@@ -34,10 +34,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, shortened
-from halteres.loopback import FOREIGN, Foreign, body_within, is_foreign, is_local
+from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, shortened, size_text
+from halteres.loopback import FOREIGN, Foreign, TooLarge, body_within, is_foreign, is_local
 from halteres.service.keys import LOCAL, NOBODY, SCOPE_KEY, Keys, Tenant
-from halteres.service.limits import Allowances, TooLarge, overloaded, size_text
+from halteres.service.limits import Allowances, overloaded
 from halteres.service.wire.bodies import JSON, SMALL_BYTES, read
 
 T = TypeVar("T")
@@ -77,8 +77,7 @@ def answer(value: Any, status: int = 200) -> Response:
 
 async def body_of(request: Request, most: int = SMALL_BYTES) -> bytes:
     """The request's body; TooLarge where it has more bytes than these, which no client sends."""
-    too_large = TooLarge("The body is too large.", f"{size_text(most)} are the limit.", "Send less.")
-    return await body_within(request, most, too_large)
+    return await body_within(request, most)
 
 
 async def read_body(request: Request, kind: type[T]) -> T:

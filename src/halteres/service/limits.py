@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from halteres.errors import HalteresError, InvalidConfig, UserError, unknown
+from halteres.errors import HalteresError, InvalidConfig, UserError, size_text, unknown
 from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import MAX_BODY_BYTES
 
@@ -41,12 +41,6 @@ class Overloaded(HalteresError):
     """More at once than a tenant may ask; the same request succeeds later."""
 
     code, status = "overloaded", 429
-
-
-class TooLarge(UserError):
-    """A body that is larger than any client sends."""
-
-    code, status = "too_large", 413
 
 
 class LimitReached(UserError):
@@ -141,19 +135,6 @@ def overloaded(what: str, why: str, wait_s: float) -> Overloaded:
     """The same request will be taken in `wait_s`; given in whole seconds, as HTTP wants it."""
     after_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
     return Overloaded(what, why, f"Send it again in {after_s} s.", retry_after_s=after_s)
-
-
-def size_text(size: float) -> str:
-    """Bytes as people read them.
-
-    >>> size_text(3 * 2**30)
-    '3.0 GiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 FILE = "limits.yaml"

@@ -43,18 +43,13 @@ TEST_WAIT_S = 20  # how long a test is waited for; the answer of a longer one ha
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class _TooLarge(UserError):
-    status = 413
-
-
 async def arguments_of(request: Request) -> dict[str, Any]:
     """The JSON object in the body, whatever its declared type; an empty body holds no arguments.
 
     Raises:
         UserError: it is no JSON object, or too large.
     """
-    too_large = _TooLarge("The body is too large.", f"{MAX_BODY_BYTES // 2**10} KiB are the limit.", "Send less.")
-    body = await body_within(request, MAX_BODY_BYTES, too_large)
+    body = await body_within(request, MAX_BODY_BYTES)
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
