@@ -158,6 +158,11 @@ class Caller:
     open_threads: OpenThreads | None = None  # of a caller without the token
     write: Callable[[NextStep], str] = as_call  # how its answers name a call
 
+    @classmethod
+    def own(cls, write: Callable[[NextStep], str] = as_call) -> Caller:
+        """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
+        return cls(draft=environ.agent_session() or "default", write=write)
+
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
         if self.open_threads is None:

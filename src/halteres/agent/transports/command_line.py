@@ -14,7 +14,7 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -27,7 +27,6 @@ from rich.text import Text
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
-from halteres.agent.transports.functions import own_caller
 from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
 
@@ -117,7 +116,7 @@ def first_sentence(text: str) -> str:
 
 def answer(name: str, arguments: Mapping[str, Any], caller: Caller | None = None) -> Reply:
     """Call a tool and wait for its answer, as the command line does."""
-    return asyncio.run(call(name, arguments, caller or own_caller()))
+    return asyncio.run(call(name, arguments, caller or Caller.own()))
 
 
 def _command(tool: Tool[...]) -> Callable[..., None]:
@@ -135,7 +134,7 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
             reply = answer(tool.name, arguments)
             sys.stdout.write(json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n")
         else:
-            reply = answer(tool.name, arguments, replace(own_caller(), write=as_command))
+            reply = answer(tool.name, arguments, Caller.own(as_command))
             show(reply)
         if "error" in reply.body:
             raise typer.Exit(1)

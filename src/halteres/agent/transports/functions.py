@@ -23,11 +23,6 @@ from halteres.errors import InvalidConfig
 P = ParamSpec("P")
 
 
-def own_caller() -> Caller:
-    """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
-    return Caller(draft=environ.agent_session() or "default")
-
-
 class Tools:
     """The tools, answering dicts, on one draft.
 
@@ -36,7 +31,7 @@ class Tools:
     """
 
     def __init__(self, draft: str | None = None) -> None:
-        self._caller = Caller(draft=draft) if draft else own_caller()
+        self._caller = Caller(draft=draft) if draft else Caller.own()
 
     async def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Call a tool. A failure is an answer with `error`, `code` and `next`."""
@@ -51,7 +46,7 @@ def _function(tool: Tool[P]) -> Callable[P, Coroutine[Any, Any, str]]:
     signature = inspect.Signature(typed, return_annotation=str)
 
     async def function(*args: P.args, **kwargs: P.kwargs) -> str:
-        reply = await call(tool.name, signature.bind(*args, **kwargs).arguments, own_caller())
+        reply = await call(tool.name, signature.bind(*args, **kwargs).arguments, Caller.own())
         return json.dumps(reply.for_agents, ensure_ascii=False, indent=2)
 
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in typed} | {"return": str}

@@ -14,8 +14,8 @@ from typing import Any
 from halteres.agent.call import call
 from halteres.agent.skills import skills
 from halteres.agent.table import TOOLS
-from halteres.agent.tool import Tool
-from halteres.agent.transports.functions import base64_of, check_rl_api_keys, own_caller
+from halteres.agent.tool import Caller, Tool
+from halteres.agent.transports.functions import base64_of, check_rl_api_keys
 
 
 def register(ctx: Any) -> None:
@@ -49,7 +49,7 @@ def registration(tool: Tool[...]) -> dict[str, Any]:
 
 async def handle(name: str, args: Mapping[str, Any], **_: Any) -> str | dict[str, Any]:
     """Answer one call; what else the host passes (task_id and the like) does not matter here."""
-    reply = await call(name, args, own_caller())
+    reply = await call(name, args, Caller.own())
     text = json.dumps(reply.for_agents, ensure_ascii=False, indent=2)
     pictures = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

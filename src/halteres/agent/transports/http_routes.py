@@ -25,7 +25,6 @@ from halteres.agent.call import Reply, call, record_defect
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
 from halteres.agent.transports.access import JSON, answer, carries_token, error_response
-from halteres.agent.transports.functions import own_caller
 from halteres.agent.trial.request import LOCAL
 from halteres.config.discovery import is_path
 from halteres.config.edits import ENVIRONMENT, Edit
@@ -88,7 +87,7 @@ class Calls:
             is_open: it came without the token.
         """
         session = request.headers.get(SESSION)
-        caller = Caller(draft=session) if session else own_caller()
+        caller = Caller(draft=session) if session else Caller.own()
         if is_open:
             caller = replace(caller, open_threads=self._open_threads)
         work = asyncio.create_task(call(name, arguments, caller), name=name)

@@ -14,7 +14,6 @@ from typing import Any
 from halteres.agent.call import call, refused
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller
-from halteres.agent.transports.functions import own_caller
 from halteres.errors import UserError
 
 
@@ -31,7 +30,7 @@ def definitions() -> list[dict[str, Any]]:
 
 async def answer(tool_call: Mapping[str, Any], caller: Caller | None = None) -> dict[str, Any]:
     """The `tool` message for one tool call of an assistant message; its content is compact JSON. Raises nothing."""
-    function, caller = tool_call.get("function") or {}, caller or own_caller()
+    function, caller = tool_call.get("function") or {}, caller or Caller.own()
     name = str(function.get("name") or "")
     try:
         reply = await call(name, _arguments(name, function.get("arguments")), caller)

@@ -41,7 +41,7 @@ from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
 from halteres.agent.transports.access import FILE, Guard, refuse_elsewhere, refuse_without_token, token
-from halteres.agent.transports.functions import base64_of, own_caller
+from halteres.agent.transports.functions import base64_of
 from halteres.agent.transports.mcp import PATH, content
 from halteres.config import environ
 
@@ -196,7 +196,7 @@ class Endpoint:
 def _caller(context: Context) -> Caller:
     request = context.request
     draft = request.headers.get(SESSION) if isinstance(request, Request) else None
-    return Caller(draft=draft) if draft else own_caller()
+    return Caller(draft=draft) if draft else Caller.own()
 
 
 def guarded(endpoint: Endpoint) -> Starlette:
