@@ -27,7 +27,7 @@ from machine import machine
 
 from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis import rules
-from halteres.runs.diagnosis.rules import Rule, hacking, not_rising
+from halteres.runs.diagnosis.rules import Rule, reward_flat, reward_hacking
 from halteres.runs.diagnosis.run_facts import Debounce, History, RunFacts
 from halteres.runs.reading.evaluations import CORRECT, Difference, Evaluation, Pair, differences, paired
 
@@ -147,11 +147,11 @@ def one_hacking(rng: np.random.Generator, kind: Kind, size: int, tasks: str, com
         return {CORRECT: paired([Pair(before=first, after=second) for first, second in both], 1.0, confidence)}
 
     with mock.patch.object(rules, "differences", by_task if compared == "paired" else differences):
-        return told_at(hacking, examined(rng, kind, size, tasks, shares))
+        return told_at(reward_hacking, examined(rng, kind, size, tasks, shares))
 
 
 def one_flat(rng: np.random.Generator, kind: Kind, size: int, tasks: str) -> int | None:
-    return told_at(not_rising, batches(rng, kind, size, tasks))
+    return told_at(reward_flat, batches(rng, kind, size, tasks))
 
 
 def figure(
@@ -165,7 +165,7 @@ def figure(
         steps = [one_flat(rng, kind, size, tasks) for _ in range(runs)]
     told = [step for step in steps if step is not None]
     return Figure(
-        rule=hacking.name if kind.held_out else not_rising.name,
+        rule=reward_hacking.name if kind.held_out else reward_flat.name,
         run=kind.name,
         size=size,
         tasks=tasks,

@@ -29,11 +29,11 @@ class LossKind:
 
     inputs: tuple[str, ...]  # float32, beside target_tokens
     config: Mapping[str, float] = field(default_factory=dict[str, float])  # its settings and their defaults; none < 0
-    wide: bool = False  # K targets per token are understood
+    multi_target: bool = False  # K targets per token are understood
     sequences: bool = False  # it reads which sampled sequence a target belongs to
-    bounded: bool = False  # the ratio of new to old probability weighs up to a bound, so data may be a little old
-    reweighs: bool = False  # every token counts by that ratio, so that it may come from another distribution
-    pull: str = ""  # the setting that pulls every sampled token towards the sampler's, whatever its advantage
+    ratio_bounded: bool = False  # the ratio of new to old probability weighs up to a bound, so data may be a little old
+    importance_weighted: bool = False  # every token counts by that ratio, so that it may come from another distribution
+    kl_setting: str = ""  # the setting that pulls every sampled token towards the sampler's, whatever its advantage
 
     @property
     def clips(self) -> bool:
@@ -41,20 +41,24 @@ class LossKind:
         return CLIP_LOW in self.config
 
 
-def _clipped(inputs: tuple[str, ...], low: float, high: float, *, reweighs: bool = False) -> LossKind:
-    return LossKind(inputs, {CLIP_LOW: low, CLIP_HIGH: high}, bounded=True, reweighs=reweighs)
+def _clipped(inputs: tuple[str, ...], low: float, high: float, *, importance_weighted: bool = False) -> LossKind:
+    return LossKind(
+        inputs, {CLIP_LOW: low, CLIP_HIGH: high}, ratio_bounded=True, importance_weighted=importance_weighted
+    )
 
 
 LOSSES: Mapping[str, LossKind] = MappingProxyType(
     {
-        "cross_entropy": LossKind(("weights",), wide=True),
-        "importance_sampling": LossKind(_SAMPLED, reweighs=True),
+        "cross_entropy": LossKind(("weights",), multi_target=True),
+        "importance_sampling": LossKind(_SAMPLED, importance_weighted=True),
         "ppo": _clipped(_SAMPLED, 0.8, 1.2),
-        "cispo": _clipped(_SAMPLED, 0.0, 4.0, reweighs=True),
-        "dro": LossKind(_SAMPLED, {"beta": 0.05}, pull="beta"),
+        "cispo": _clipped(_SAMPLED, 0.0, 4.0, importance_weighted=True),
+        "dro": LossKind(_SAMPLED, {"beta": 0.05}, kl_setting="beta"),
         "gspo": _clipped((*_SAMPLED, SEQUENCE_RATIO_MASK), 1 - 3e-4, 1 + 4e-4),
-        STABLE_REINFORCE: LossKind(_SAMPLED, {"kl_coeff": 0.0}, sequences=True, bounded=True, pull="kl_coeff"),
-        CUSTOM: LossKind((), wide=True),
+        STABLE_REINFORCE: LossKind(
+            _SAMPLED, {"kl_coeff": 0.0}, sequences=True, ratio_bounded=True, kl_setting="kl_coeff"
+        ),
+        CUSTOM: LossKind((), multi_target=True),
     }
 )
 """Every loss that is computed. Each engine maps these names to its own formulas."""

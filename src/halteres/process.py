@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 MOST_OUTPUT = 4 * 1024 * 1024  # bytes at the end of each stream of a program that are read: answers come last
 OUTPUT_ENDS_WITHIN_S = 1.0  # after the program's end: somebody who escaped its group may hold a stream open
@@ -314,7 +314,7 @@ def end_orphans(within_s: float = GRACE_S) -> None:
                 os.kill(child, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
 def _children() -> list[int]:

@@ -41,7 +41,7 @@ LONG_S = 50.0
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(waiting, "POLL_S", 0.05)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from halteres.dashboard.events import changes, stamps
 
 @pytest.fixture(autouse=True)
 def quick(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(events, "POLL_S", 0.02)
 
 
 @asynccontextmanager

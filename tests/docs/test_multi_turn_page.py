@@ -15,9 +15,9 @@ import pytest
 from clients.sdk.serving import serving
 from environments.fakes import TOKENIZER, inference_server, server
 
+from halteres.environments.item_rollout import DrawnItem, settle_item
 from halteres.environments.multi_turn import MultiTurnEnv, Step
 from halteres.environments.scored import turns_of
-from halteres.environments.work import Drawn, settle_item
 from halteres.observe.metrics import read_rows
 from halteres.rollouts.rng import Draw
 
@@ -50,7 +50,7 @@ async def test_a_policy_that_uses_the_tool_wins_the_game(game: Path) -> None:
         inference.answer = lambda prompt, _: bisecting(prompt)
         config = kind.env_config_cls(group_size=2, max_new_tokens=128, ensure_scores_are_not_same=False)
         env = kind(config, [server(inference)])
-        settled = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=7))
+        settled = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=7))
         await env.server.close()
     (group,) = settled.groups
     assert (group.get("outcome"), group["scores"]) == (["success"] * 2, [1.0] * 2)

@@ -14,7 +14,7 @@ from rewards.test_judges import endpoint
 from halteres.environments.arithmetic import ArithmeticEnv
 from halteres.environments.commands import settings_of
 from halteres.environments.config import Overrides
-from halteres.environments.work import Drawn, settle_item
+from halteres.environments.item_rollout import DrawnItem, settle_item
 from halteres.rewards.components import JudgeSpec, Method, RewardSpec, When
 from halteres.rewards.functions import RewardFunction, Sample
 from halteres.rollouts.rng import Draw
@@ -44,7 +44,7 @@ async def test_the_pages_list_scores_a_group_and_its_panel_the_held_out_answers(
         config = settings_of(ArithmeticEnv, Overrides(env=changes)).checked().env
         env = ArithmeticEnv(config, [server(inference)])
         item = await env.get_next_item()
-        settled = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=item))
+        settled = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=item))
         metrics = await env.evaluate()
         assert env.rewards is not None
         await env.rewards.close()

@@ -35,9 +35,9 @@ from halteres.config.gem_ids import GEM
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments import game as games
 from halteres.environments.game import GameEnv
+from halteres.environments.item_rollout import Items, SettledItem, settle_item
 from halteres.environments.multi_turn import Reply, Step
 from halteres.environments.scored import ScoredDataGroup, group_of, items_of, to_wire
-from halteres.environments.work import Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig, InvalidData
 from halteres.observe.metrics import read_rows
 from halteres.training.advantages import ESTIMATORS, estimate
@@ -71,9 +71,9 @@ def guess(prompt: str, digest: int) -> str:
     return f"I say \\boxed{{{digest % 10 + 1}}}."
 
 
-async def played(env: GameEnv, number: int = 1) -> list[Settled]:
+async def played(env: GameEnv, number: int = 1) -> list[SettledItem]:
     """The first items of the run, one after the other."""
-    items, found = Items(env), list[Settled]()
+    items, found = Items(env), list[SettledItem]()
     for _ in range(number):
         drawn = await items.next()
         assert drawn is not None

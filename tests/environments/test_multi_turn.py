@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from halteres.environments.item_rollout import DrawnItem, SettledItem, settle_item
 from halteres.environments.multi_turn import MultiTurnEnv, Reply, Step
 from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, to_wire, turns_of
-from halteres.environments.work import Drawn, Settled, settle_item
 from halteres.observe.metrics import read_rows
 from halteres.rollouts.rng import Draw
 from halteres.types import MASKED, Turn
@@ -53,8 +53,8 @@ def made(kind: type[Env], inference: Inference, folder: Path | None = None, **ch
     return kind(config, [server(inference)])
 
 
-async def settled(env: MultiTurnEnv, item: Any) -> Settled:
-    result = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=item))
+async def settled(env: MultiTurnEnv, item: Any) -> SettledItem:
+    result = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=item))
     await env.server.close()
     return result
 

@@ -15,9 +15,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.item_rollout import DrawnItem, SettledItem, settle_item
 from halteres.environments.multi_turn import MultiTurnEnv, Reply, Step
 from halteres.environments.scored import ScoredDataGroup, to_wire
-from halteres.environments.work import Drawn, Settled, settle_item
 from halteres.errors import EnvironmentGaveUp, InvalidConfig
 from halteres.observe.metrics import read_rows
 from halteres.rollouts.rng import Draw
@@ -84,8 +84,8 @@ async def judge_saying(text: str) -> AsyncIterator[str]:
         yield url
 
 
-async def settled(env: BaseEnv, item: Any = 7) -> Settled:
-    result = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=item))
+async def settled(env: BaseEnv, item: Any = 7) -> SettledItem:
+    result = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=item))
     await env.server.close()
     return result
 

@@ -10,7 +10,7 @@ from clients.sdk.serving import serving
 from environments.fakes import Digits, config
 
 from halteres.environments.config import APIServerConfig
-from halteres.environments.work import Drawn, settle_item
+from halteres.environments.item_rollout import DrawnItem, settle_item
 from halteres.models import TINY
 from halteres.rewards.components import JudgeSpec, read_rubric
 from halteres.rewards.functions import Sample
@@ -50,7 +50,7 @@ async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
         policy = APIServerConfig(base_url=f"{service.url}/runs/look/v1", model_name=TINY)
         env = Digits(config(rewards=rewards, max_new_tokens=16), [policy])
         env.score = lambda item, text: float(len(text))  # type: ignore[method-assign]
-        settled = await settle_item(env, Drawn(draw=Draw(seed=0, step=0, ordinal=0), item=7))
+        settled = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=7))
         await env.server.close()
     assert not settled.failures, settled.failures
     (group,) = settled.groups

@@ -33,7 +33,7 @@ def main() -> None:
         importlib.import_module("httpx")  # the first probe would: stand-ins may have done all their steps by then
 
         from halteres.observe import plots
-        from halteres.runs import diagnosis
+        from halteres.runs.diagnosis import alerts as diagnosis
         from halteres.runs.supervision import controller, run_processes, supervisor
         from halteres.runs.supervision.supervisor import main as supervise
 

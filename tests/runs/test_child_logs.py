@@ -19,15 +19,15 @@ from halteres.process import Child, Lifeline, start_time
 from halteres.redaction import Redactor
 from halteres.runs import directory
 from halteres.runs.supervision import run_processes
-from halteres.runs.supervision.run_processes import Strainer, spawn
+from halteres.runs.supervision.run_processes import SecretFilter, spawn
 
 SECRETS = ["sk-0123456789", "sk-01234", "34-abcdef", "b\nc\nd\ne", "schlüssel"]
 
 
 def strained(stream: bytes, cuts: list[int], secrets: list[str] = SECRETS) -> bytes:
-    strainer = Strainer(secrets)
+    secret_filter = SecretFilter(secrets)
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    return b"".join(strainer.through(piece) for piece in pieces) + strainer.rest()
+    return b"".join(secret_filter.through(piece) for piece in pieces) + secret_filter.rest()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -52,15 +52,15 @@ def test_a_stream_is_struck_alike_however_it_is_cut(seed: int) -> None:
 
 
 def test_what_is_held_back_is_less_than_a_secret_and_only_the_beginning_of_one() -> None:
-    strainer = Strainer(["tok-1234567890"])
-    assert strainer.through(b"x" * 1_000_000 + b"tok-12345") == b"x" * 1_000_000
-    assert strainer.through(b"!\n") == b"tok-12345!\n"
-    assert strainer.through(b"step 3 to") == b"step 3 "
-    assert strainer.rest() == b"to"
+    secret_filter = SecretFilter(["tok-1234567890"])
+    assert secret_filter.through(b"x" * 1_000_000 + b"tok-12345") == b"x" * 1_000_000
+    assert secret_filter.through(b"!\n") == b"tok-12345!\n"
+    assert secret_filter.through(b"step 3 to") == b"step 3 "
+    assert secret_filter.rest() == b"to"
 
 
 def test_what_is_too_short_to_be_a_secret_is_told() -> None:
-    assert Strainer(["x", "", "short"]).idle
+    assert SecretFilter(["x", "", "short"]).idle
 
 
 @contextmanager

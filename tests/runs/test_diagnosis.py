@@ -24,7 +24,7 @@ from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
 from halteres.process import identity
-from halteres.runs.diagnosis import (
+from halteres.runs.diagnosis.alerts import (
     FIRST_STEP_S,
     LASTING_S,
     LEAST_CALLS,

@@ -34,7 +34,7 @@ def advantages(found: TrainingBatch) -> list[list[float]]:
 async def test_without_options_the_advantages_of_a_group_are_those_of_its_scores() -> None:
     found = await trained(TrainerSettings(advantage="group_mean"), batch([0.0, 1.0]))
     assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
-    assert found.kl_reference is None and found.corrected is None
+    assert found.kl_reference is None and found.share_corrected is None
 
 
 async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> None:
@@ -214,7 +214,7 @@ async def test_log_probabilities_are_asked_for_where_the_loss_the_penalty_or_the
 async def test_data_of_the_present_version_needs_no_correction_and_no_further_pass() -> None:
     policy = FakePolicy(version=3)
     config = TrainerSettings(correction="truncate", max_staleness=1)
-    assert (await trained(config, batch([0.0, 1.0], version=3), policy)).corrected is None
+    assert (await trained(config, batch([0.0, 1.0], version=3), policy)).share_corrected is None
     assert policy.calls == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -73,3 +74,17 @@ def test_the_rule_sees_what_is_gone() -> None:
     there = ("runs.state", "runs.state.RunState", "runs.state.y", "runs.state.Z", "numpy.ndarray")
     assert [name for name in (*gone, *there) if missing(name, modules)] == list(gone)
     assert DOTTED.findall("reckons (`footprint`, `halteres.runs.gone`, `a b.c`).") == ["halteres.runs.gone"]
+
+
+def test_the_architecture_names_modules_that_are_here() -> None:
+    """In its tables of a room the first column names modules; anywhere, what is written with a slash is a path."""
+    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    stems = {path.stem for path in SOURCE.rglob("*.py")} | {path.name for path in SOURCE.rglob("*") if path.is_dir()}
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    first_column = {name.rstrip("/").rpartition("/")[2] for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
+    paths = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)(?:\.py)?`", text))
+    assert first_column <= stems, first_column - stems
+    gone = {name for name in paths if not ((SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists())}
+    assert not {name for name in gone if not name.startswith("tests/")}
+    commands = re.findall(r"`python -m (halteres[\w.]*)", text)
+    assert commands and not [name for name in commands if importlib.util.find_spec(name) is None]

@@ -15,7 +15,7 @@ from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
-from halteres.runs.diagnosis import REFUSED, stalled
+from halteres.runs.diagnosis.alerts import REFUSED, stalled
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failures import FailedProcess, failed_process
 from halteres.runs.reading.progress import Alert, Given, Progress, Series, read_given, read_progress

@@ -34,7 +34,7 @@ from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_o
 TOOL = "rl_start_training"
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
-REWARD, UNTESTED = "reward varies", "not tested yet"
+REWARD = "reward varies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +217,9 @@ def _rehearse(intent: Intent, reward: Check) -> Started:
     following: Advice = intent.start
     if not intent.old:  # what a test of the draft has seen says nothing of a run that goes on
         checks.append(CheckResult(**reward.facts))
-        if reward.found == UNTESTED:
+        if not reward.figures:  # not tested yet
             checks[-1].remedy = NextStep("rl_test_inference")
-        if not reward.ok or reward.found == UNTESTED:
+        if not reward.ok or not reward.figures:
             test = NextStep.of("rl_test_inference", draft=intent.start.args["draft"])
             following = then(test, following) if reward.ok else test
     if failure is not None:
@@ -241,7 +241,7 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
     outcome = latest_test(settings.run.environment, settings.inference.model, draft)
     if outcome is None or outcome.groups_with_variance is None:
-        return Check(name=REWARD, found=UNTESTED)
+        return Check(name=REWARD, found="not tested yet")
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
     ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
     figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {ago} ago"}

@@ -22,7 +22,7 @@ from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.progress import conditions
 from halteres.runs.state import RunState
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 
 _WORDS = ("terminal", "running", "eval", "alert", "change")
 
@@ -66,7 +66,7 @@ async def wait_for(run: RunDirectory, until: Until, wait_s: float) -> str:
         left = ends - loop.time()
         if left <= 0:
             return "wait_s"
-        await asyncio.sleep(min(LOOK_EVERY_S, left))
+        await asyncio.sleep(min(POLL_S, left))
         await asyncio.to_thread(watch.look)
 
 

@@ -1,1 +1,1 @@
-"""The command line: one file per verb."""
+"""The command line: a module per subject."""

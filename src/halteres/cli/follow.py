@@ -23,7 +23,7 @@ from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import RunState
 
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 SPARKLINE_WIDTH = 48
 PLAIN_LINES = 60  # a long run's plain lines are thinned to about so many
 ANSWERS_SHOWN = 2  # before and after
@@ -41,7 +41,7 @@ def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> Run
                 view.show(read_progress(run))
                 if run.state().terminal:
                     return run.state()
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_S)
             except KeyboardInterrupt:
                 if not may_stop:
                     view.say(f"Left to itself. Look at it with: halteres runs status {run.run_id}")

@@ -34,7 +34,7 @@ DEADLINE_S = 120.0
 """How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
 core, and a busy machine has a tenth of one; whoever waits less long finds the answer remembered when they ask again."""
 
-FOREIGN = str(Path(__file__).with_name("foreign.py"))
+FOREIGN = str(Path(__file__).with_name("atroposlib_runner.py"))
 """What describes and runs files of atroposlib's, which know no `describe`; run by the environment's interpreter."""
 
 PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project

@@ -224,7 +224,7 @@ class TrainerSettings(Section):
             rule = f"must be at most {MOST_PINNED} where deterministic is set"
             raise _refused("max_staleness", self.max_staleness, rule)
         drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
-        if drifts and not find_kind(self.loss).bounded and not self.allow_unclipped_staleness:
+        if drifts and not find_kind(self.loss).ratio_bounded and not self.allow_unclipped_staleness:
             field = "epochs" if self.epochs > 1 else "minibatches" if self.minibatches > 1 else "max_staleness"
             corrected = "" if self.updates_per_batch > 1 else " set trainer.correction,"
             rule = (
@@ -247,7 +247,7 @@ class TrainerSettings(Section):
     @property
     def learns_from_equal_scores(self) -> bool:
         """A group whose scores are all equal teaches something: it is part of a baseline, or is pulled."""
-        pull = find_kind(self.loss).pull
+        pull = find_kind(self.loss).kl_setting
         pulled = bool(pull) and self.loss_config.get(pull, find_kind(self.loss).config[pull]) > 0
         of_groups = self.advantage in ("group_std", "group_mean", "rloo")
         return not of_groups or pulled or (self.kl_coef > 0 and self.kl_in == "loss")
@@ -298,7 +298,7 @@ class Settings(Section):
         A loss that clips the ratio instead would leave tokens out by how they were sampled, and greedy answers have no
         ratio at all.
         """
-        reweighs = find_kind(self.trainer.loss).reweighs or self.trainer.correction != "none"
+        reweighs = find_kind(self.trainer.loss).importance_weighted or self.trainer.correction != "none"
         return reweighs and self.env.get("temperature", 1.0) not in (0, 1)
 
 

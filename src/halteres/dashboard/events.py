@@ -18,7 +18,7 @@ from halteres.runs.directory import known_runs
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 HEARTBEAT_S = 15.0  # how often a line is sent where nothing happens: a connection whose other end is gone shows itself
 RETRY_MS = 1000  # when a browser asks again after a break
 MOST_STREAMS = 64  # A page has one; browsers open six connections to one host
@@ -51,7 +51,7 @@ async def changes(ended: asyncio.Event) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
     while not ended.is_set():
         try:
-            async with asyncio.timeout(LOOK_EVERY_S):
+            async with asyncio.timeout(POLL_S):
                 await ended.wait()
         except TimeoutError:
             now = await _stamps(before)

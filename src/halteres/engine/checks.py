@@ -310,7 +310,7 @@ def _sequences(datum: Datum) -> np.ndarray:
 def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -> tuple[int, ...]:
     value, length = _input(datum, TARGETS, where), len(datum.tokens) // 4
     wide = len(value.shape) == 2 and value.shape[0] == length
-    if wide and not kind.wide:
+    if wide and not kind.multi_target:
         raise InvalidData(
             f"{where}: '{TARGETS}' has shape {list(value.shape)}, several targets per token.",
             "Only cross_entropy and custom losses understand that.",

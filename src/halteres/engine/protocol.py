@@ -61,7 +61,7 @@ class CustomLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which loss, with its settings; those that are absent have the defaults of `engine.checks`."""
+    """Which loss, with its settings; those that are absent have the defaults of `halteres.losses`."""
 
     name: str
     config: dict[str, float] = {}

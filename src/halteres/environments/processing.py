@@ -14,8 +14,8 @@ from html import escape
 from pathlib import Path
 
 from halteres.environments.base import BaseEnv
+from halteres.environments.item_rollout import Items, SettledItem, settle_item
 from halteres.environments.scored import OWN, ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of, scores_of
-from halteres.environments.work import Items, Settled, settle_item
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
 from halteres.rollouts.groups import as_data
@@ -62,7 +62,7 @@ async def process(env: BaseEnv) -> Path:
 async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
     """Groups in the order of their items, several under way at once."""
     items, config, records = Items(env), env.config, env.records
-    under_way: deque[asyncio.Task[Settled]] = deque()
+    under_way: deque[asyncio.Task[SettledItem]] = deque()
     made = tried = 0
     failed = dropped = without_item = 0  # items in a row; the limits are those of `serve`
     last = "get_next_item gave no item."

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from halteres.clients.trajectories import Address, EnvStatus
 from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
+from halteres.environments.item_rollout import DrawnItem, Items, SettledItem, settle_item
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
 from halteres.environments.trajectory_link import STORED, TrajectoryLink
-from halteres.environments.work import Drawn, Items, Settled, settle_item
 from halteres.errors import (
     EnvironmentFailed,
     EnvironmentGaveUp,
@@ -92,7 +92,7 @@ class Serving:
         self._items = Items(env)
         self._plan: BatchPlan | None = None  # of a deterministic environment
         self._delivered = 0  # batches
-        self._under_way: dict[asyncio.Task[None], Drawn] = {}
+        self._under_way: dict[asyncio.Task[None], DrawnItem] = {}
         self._rolling_out = 0  # of them, those that are not settled
         self._last_turn = asyncio.get_running_loop().create_future()  # done once all that was drawn is sent or dropped
         self._last_turn.set_result(None)
@@ -187,7 +187,7 @@ class Serving:
             del self._under_way[task]
             task.result()  # what stops the environment surfaces here
 
-    async def _work(self, drawn: Drawn, turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
+    async def _work(self, drawn: DrawnItem, turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
         """One item, until its groups are acknowledged; they wait for their turn, one that comes to nothing does not."""
         settled = await settle_item(self._env, drawn)
         self._rolling_out -= 1
@@ -203,7 +203,7 @@ class Serving:
         _pass_on(turn, after)
         await self._call("cleanup", self._env.cleanup)
 
-    async def _deliver(self, drawn: Drawn, number: int, group: ScoredDataGroup) -> None:
+    async def _deliver(self, drawn: DrawnItem, number: int, group: ScoredDataGroup) -> None:
         records, plan, num_rollouts = self._env.records, self._plan, len(rollouts_of(group))
         tally = records.tally(drawn.batch_step)
         if plan is not None and not plan.has_room_for(drawn.draw.step, num_rollouts):
@@ -233,7 +233,7 @@ class Serving:
         tally.count("groups/kept" if posted.status == STORED else "groups/sent")
         self._failed_in_a_row = 0
 
-    def _note_dropped(self, settled: Settled) -> None:
+    def _note_dropped(self, settled: SettledItem) -> None:
         """Count what was dropped; many groups in a row that taught nothing are an alert, and in the end the end.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The environment's side of the trajectory server: registered, polled, fed, left.
+"""An environment's connection to the trajectory server: register, ask how it stands, post groups, disconnect.
 
 The keys of groups make a repeated group harmless. A group that cannot be delivered goes to disk, in its order:
 

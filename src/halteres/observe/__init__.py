@@ -1,1 +1,1 @@
-"""What a run looks like: metrics, plots."""
+"""What a run looks like: metrics and their plots, sinks that metrics are forwarded to."""

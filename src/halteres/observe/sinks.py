@@ -29,7 +29,7 @@ from halteres.observe.metrics import Row, Tail, WriteFailed, append_row, merge_b
 from halteres.redaction import Redactor
 
 FILE = "sinks.json"
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 SERVER_WITHIN_S = 12.0  # for W&B's server to answer first (then the run is kept offline), and to take the last rows
 FLUSH_WITHIN_S = SERVER_WITHIN_S + 5  # for what the sinks have not written yet once the run has ended
 PACKAGES: Mapping[SinkName, str] = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}
@@ -229,7 +229,7 @@ def forward(job: Job, ending: threading.Event) -> None:
     for name in job.settings.sinks:
         threads[name] = threading.Thread(target=_follow, args=(name, job, reports, ending), name=name, daemon=True)
         threads[name].start()
-    while any(thread.is_alive() for thread in threads.values()) and not ending.wait(LOOK_EVERY_S):
+    while any(thread.is_alive() for thread in threads.values()) and not ending.wait(POLL_S):
         pass
     ends = time.monotonic() + FLUSH_WITHIN_S
     for name, thread in threads.items():
@@ -253,7 +253,7 @@ def _follow(name: SinkName, job: Job, reports: Reports, ending: threading.Event)
             tail = Tail(job.path / "metrics.jsonl")
             is_last = False
             while not is_last:
-                is_last = ending.wait(LOOK_EVERY_S)  # before the look: nothing that was written by then is missed
+                is_last = ending.wait(POLL_S)  # before the look: nothing that was written by then is missed
                 for row in merge_by_step(tail.fresh()):
                     sink.write(row)
             sink.close()

@@ -41,7 +41,7 @@ MOST_STATE_BYTES = 1 << 20  # a run.json is a few kilobytes; what is larger was 
 RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
 """A file given up at the end: how a run ended can be written even when the disk is full."""
 
-_LOOK_EVERY_S = 0.01
+_POLL_S = 0.01
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def locked(file: Path, within_s: float, what: str, given_up: threading.Event | N
             if os.path.samestat(os.fstat(descriptor), file.stat()):  # else somebody took the file away meanwhile
                 break
         os.close(descriptor)
-        if time.monotonic() > ends or given_up.wait(_LOOK_EVERY_S):
+        if time.monotonic() > ends or given_up.wait(_POLL_S):
             try:
                 holder = f"Process {int(file.read_text())}"
             except (OSError, ValueError):

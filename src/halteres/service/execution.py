@@ -287,7 +287,7 @@ class AdapterLost(ServerError):
 
 
 class Adapters:
-    """What the engine holds, and what can be brought back."""
+    """Which adapters the engine holds; one that it lost comes back from its restore point and the requests after it."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class Adapters:
         `made_here`: the call makes or replaces the adapter, which need not be there before."""
 
         async def attempt(engine: Trains) -> T:
-            async with model.placement.turn:
+            async with model.placement.lock:
                 if made_here and model.lora is None:
                     await engine.drop(model.id)  # what an attempt that failed half-way left
                 else:
@@ -390,7 +390,7 @@ class Adapters:
         if placement.work_s < due_s or placement.gradient or (engine := placement.engine) is None:
             return
         try:
-            async with placement.turn:
+            async with placement.lock:
                 await self.write_point(model, engine, seq)
             await self.point_written(model, seq)
             placement.point_s = time.monotonic() - began
@@ -425,7 +425,7 @@ class Adapters:
         """Let an idle adapter leave the engine; it is brought back when it is asked for."""
         if not model.queue.idle:
             return
-        async with model.placement.turn:
+        async with model.placement.lock:
             self._held.pop(model.id, None)
             if (engine := model.placement.engine) is not None:
                 model.placement.engine = None
@@ -452,7 +452,7 @@ class Adapters:
 
     async def bring_back(self, model: Model, engine: Trains) -> None:
         """Bring an adapter back, and with it the unnamed weights that were published from it."""
-        async with model.placement.turn:
+        async with model.placement.lock:
             await self._bring_back(model, engine)
 
 

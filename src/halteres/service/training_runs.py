@@ -118,7 +118,7 @@ class Placement:
     """Where a training run's adapter is, and from what it would come back; `service.execution` changes it."""
 
     engine: Trains | None = None  # the engine that holds it
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
     point: int | None = None  # number of the request after which the newest restore point was taken
     work_s: float = 0.0  # engine time since then: what bringing it back would take
     point_s: float = 0.0  # what the last restore point took

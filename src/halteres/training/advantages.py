@@ -74,7 +74,7 @@ def standardised(values: FloatArray) -> FloatArray:
     return np.zeros_like(values) if is_degenerate(values) else (values - values.mean()) / values.std(ddof=1)
 
 
-def beside_others(values: FloatArray) -> FloatArray:
+def leave_one_out(values: FloatArray) -> FloatArray:
     """Values minus the mean of all others: n / (n - 1) times the centred ones."""
     return centred(values) * (values.size / max(1, values.size - 1))
 
@@ -83,18 +83,18 @@ def _of_scores(rule: Callable[[FloatArray], FloatArray]) -> Callable[[Turns, flo
     """A rule for the scores of a group's episodes; every turn of an episode gets the episode's advantage."""
 
     def estimator(turns: Turns, discount: float) -> FloatArray:
-        return _within(turns.scores_E, turns.group_E, ~turns.masked_E, rule)[turns.episode_K]
+        return _per_group(turns.scores_E, turns.group_E, ~turns.masked_E, rule)[turns.episode_K]
 
     return estimator
 
 
 def _rebn(turns: Turns, discount: float) -> FloatArray:
-    return _within(returns(turns, discount), np.zeros_like(turns.episode_K), ~turns.masked_K, standardised)
+    return _per_group(returns(turns, discount), np.zeros_like(turns.episode_K), ~turns.masked_K, standardised)
 
 
 def _rebn_per_environment(turns: Turns, discount: float) -> FloatArray:
     environment_K = turns.environment_E[turns.episode_K]
-    return _within(returns(turns, discount), environment_K, ~turns.masked_K, standardised)
+    return _per_group(returns(turns, discount), environment_K, ~turns.masked_K, standardised)
 
 
 def _rebn_leave_one_out(turns: Turns, discount: float) -> FloatArray:
@@ -116,10 +116,10 @@ def _turn_mean(turns: Turns, discount: float) -> FloatArray:
     turn_K = np.arange(len(turns.episode_K)) - np.repeat(first_K, np.diff(first_K, append=len(turns.episode_K)))
     longest = int(turn_K.max(initial=0)) + 1
     cell_K = turns.group_E[turns.episode_K] * longest + turn_K
-    return _within(returns(turns, discount), cell_K, ~turns.masked_K, centred)
+    return _per_group(returns(turns, discount), cell_K, ~turns.masked_K, centred)
 
 
-def _within(
+def _per_group(
     values: FloatArray, part: IntArray, used: BoolArray, rule: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
     """The rule applied to each part's used values on their own; 0 for the others."""
@@ -133,7 +133,7 @@ def _within(
 _ESTIMATORS: Mapping[Estimator, Callable[[Turns, float], FloatArray]] = {
     "group_std": _of_scores(standardised),
     "group_mean": _of_scores(centred),
-    "rloo": _of_scores(beside_others),
+    "rloo": _of_scores(leave_one_out),
     "reinforce": returns,
     "rebn": _rebn,
     "rebn_per_environment": _rebn_per_environment,

@@ -37,7 +37,7 @@ class Example:
 
     def moves(self, loss: LossKind, config: Mapping[str, float]) -> bool:
         """True where it can move a weight: it has an advantage, or the loss pulls sampled tokens without one."""
-        pulled = bool(loss.pull) and config.get(loss.pull, loss.config[loss.pull]) > 0
+        pulled = bool(loss.kl_setting) and config.get(loss.kl_setting, loss.config[loss.kl_setting]) > 0
         return bool(self.advantages_N.any()) or (pulled and bool(self.actions_N.any()))
 
     def masked(self) -> Example:

@@ -20,7 +20,7 @@ from halteres.losses import find_kind
 from halteres.training.advantages import estimate
 from halteres.training.datums import FIX, Example, Examples, spread, to_examples, to_sequences
 from halteres.training.policy import Policy
-from halteres.training.turns import FloatArray, Turns, paid_in_full, state_differences, turns_of
+from halteres.training.turns import FloatArray, Turns, state_differences, turns_of, with_scores_at_end
 from halteres.types import Batch
 
 
@@ -34,7 +34,7 @@ class TrainingBatch:
     examples: Examples
     kl_reference: float | None = None  # mean of the policy's minus reference's log-probability, nats per sampled token
     implicit_reward_gap: float | None = None  # of better over worse answers, nats per token: see `_implicit_reward_gap`
-    corrected: float | None = None  # of the tokens that another distribution sampled, share truncated or masked
+    share_corrected: float | None = None  # of the tokens that another distribution sampled, share truncated or masked
 
 
 class Objective:
@@ -53,9 +53,9 @@ class Objective:
         config = self._config
         needs_logprobs = "logprobs" in self._loss.inputs or bool(config.kl_coef) or config.correction != "none"
         sequences = to_sequences(batch, needs_logprobs=needs_logprobs)
-        sequences, importance_S, corrected = await self._importance(sequences)
+        sequences, importance_S, share_corrected = await self._importance(sequences)
         turns = turns_of(batch)
-        turns = state_differences(turns) if config.turn_rewards == "states" else paid_in_full(turns)
+        turns = state_differences(turns) if config.turn_rewards == "states" else with_scores_at_end(turns)
         masked = {span.sequence for span, masked in zip(turns.spans_K, turns.masked_K, strict=True) if masked}
         sequences = [one.masked() if i in masked else one for i, one in enumerate(sequences)]
         penalties_S = await self._penalties(batch, sequences)
@@ -88,7 +88,7 @@ class Objective:
             ),
             kl_reference=kl_reference,
             implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, referred, config.kl_coef),
-            corrected=corrected,
+            share_corrected=share_corrected,
         )
 
     async def _penalties(self, batch: Batch, sequences: Sequence[Example]) -> tuple[FloatArray, ...]:
@@ -121,14 +121,14 @@ class Objective:
         sampler. The loss's own ratio then starts from the present policy, as in decoupled PPO (arXiv 2110.00641).
         """
         config, version = self._config, self._policy.version
-        ones = [np.ones(len(sequence.tokens_N) + 1) for sequence in sequences]
+        importance = [np.ones(len(sequence.tokens_N) + 1) for sequence in sequences]
         others = [
             i
             for i, sequence in enumerate(sequences)
             if (self._policy.tempered or sequence.versions not in (None, (version, version))) and self._fits(sequence)
         ]
         if config.correction == "none" or not others:
-            return sequences, ones, None
+            return sequences, importance, None
         corrected, present = list(sequences), await self._policy.forward([sequences[i] for i in others])
         num_bounded = num_tokens = 0
         for i, present_N in zip(others, present, strict=True):
@@ -138,10 +138,10 @@ class Objective:
             if config.correction == "mask":
                 outside_N |= ratio_N < 1.0 / config.ratio_cap
             bound = config.ratio_cap if config.correction == "truncate" else 0.0
-            ones[i][1:] = np.where(outside_N, bound, ratio_N)
+            importance[i][1:] = np.where(outside_N, bound, ratio_N)
             corrected[i] = replace(sequences[i], logprobs_N=np.where(actions_N, present_N, 0.0).astype(np.float32))
             num_bounded, num_tokens = num_bounded + int(outside_N.sum()), num_tokens + int(actions_N.sum())
-        return corrected, ones, num_bounded / max(1, num_tokens)
+        return corrected, importance, num_bounded / max(1, num_tokens)
 
     def _fits(self, sequence: Example) -> bool:
         """Longer sequences are left out of every pass."""

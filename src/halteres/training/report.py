@@ -261,7 +261,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "advantages/sum": float(advantages_K.sum()),
         "policy/kl_reference": training_batch.kl_reference,
         "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
-        "tokens/ratio_bounded": training_batch.corrected,
+        "tokens/ratio_bounded": training_batch.share_corrected,
         **(of_episodes if any(group.spans for group in batch.groups) else {}),
         **agreed,
         "policy/entropy": entropy,

@@ -108,7 +108,7 @@ def returns(turns: Turns, discount: float) -> FloatArray:
     return returns_K
 
 
-def paid_in_full(turns: Turns) -> Turns:
+def with_scores_at_end(turns: Turns) -> Turns:
     """The same turns, whose rewards add up to their episode's score: the last one earns what is missing.
 
     A score may be more than the sum of rewards (`score_episode`), or all that an environment gives.

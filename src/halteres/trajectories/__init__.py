@@ -3,7 +3,7 @@
 Owns: the Atropos API, the durable queue, batch forming, staleness, parking.
 Never: samples, trains, judges a reward.
 
-    socket ── server ── routes, http ── scored_data, posted_group (bytes in), schema (messages)
+    socket ── server ── routes, http ── posted_group (bytes in), schema (messages)
                           │
                        service ── one decision for each question
                           │

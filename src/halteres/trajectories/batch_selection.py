@@ -187,7 +187,7 @@ def choose(
     shares = MinimumShares(queue, batch_size, needs)
     if any(map(shares.holds_back, needs)):
         return None
-    walk = _Walk(queue, batch_size, by_weight)
+    walk = _GreedyFill(queue, batch_size, by_weight)
     together = shares.together()
     for env_id, size in together.items():
         walk.take(env_id, size)
@@ -197,12 +197,12 @@ def choose(
     return sorted(walk.taken, key=lambda group: group.position)
 
 
-class _Walk:
+class _GreedyFill:
     """Looks at no more groups than the batch holds, plus one per fifo: its cost does not grow with the queue."""
 
     def __init__(self, queue: Queue, batch_size: int, by_weight: Shares | None) -> None:
         self.taken: list[GroupRecord] = []
-        self._room, self._by_weight = Room(queue.num_by_size, batch_size), by_weight
+        self._room, self._by_weight = RemainingCapacity(queue.num_by_size, batch_size), by_weight
         self._fifos = {(env_id, size): iter(fifo.values()) for env_id, size, fifo in queue.fifos()}
         self._heads = {key: next(fifo) for key, fifo in self._fifos.items()}  # the oldest of each that is not taken
         self._given: Counter[EnvId] = Counter()  # sequences
@@ -361,7 +361,7 @@ def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mappin
     return bool(reach >> total & 1)
 
 
-class Room:
+class RemainingCapacity:
     """What a batch still lacks, and how many groups per size may still be taken.
 
     Once a group of a size cannot be taken, none of that size can any more, because what is missing only shrinks.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from halteres.trajectories.batch_selection import Room, can_add_up
+from halteres.trajectories.batch_selection import RemainingCapacity, can_add_up
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
@@ -77,7 +77,7 @@ class _Batch:
         lengths = [len(group.get("tokens", ())) for group in queue]
         self.sizes = {at: size for at, size in enumerate(lengths) if size}  # sequences of the groups that hold any
         num_by_size = Counter(self.sizes.values())
-        self._room = Room(num_by_size if can_add_up(num_by_size, batch_size) else {}, batch_size)
+        self._room = RemainingCapacity(num_by_size if can_add_up(num_by_size, batch_size) else {}, batch_size)
         self.taken: list[int] = []  # indices in the order in which they were taken
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from halteres.trajectories.batch_selection import Minimum, Room, can_add_up
+from halteres.trajectories.batch_selection import Minimum, RemainingCapacity, can_add_up
 from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.schema import EnvRegistration
 
@@ -45,7 +45,7 @@ class Buffer:
         num_by_size = self._num_by_size + Counter([group.size])
         if not can_add_up(num_by_size, group_size):
             return []
-        room = Room(num_by_size, group_size)
+        room = RemainingCapacity(num_by_size, group_size)
         return [each for each in (*self.groups.values(), group) if room.missing and room.take(each.size)]
 
 

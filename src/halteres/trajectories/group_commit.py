@@ -89,14 +89,14 @@ class GroupCommit:
                     else:
                         await self._wake.wait()
                     self._wake.clear()
-                    await self._take_turn()
+                    await self._commit_round()
             return self._ended
         finally:
             self._ended = self._ended or StoreFailed("The trajectory store is closed.", "", "Ask again in a moment.")
             for _, answer in self._waiting:
                 _settle(answer, self._ended)
 
-    async def _take_turn(self) -> None:
+    async def _commit_round(self) -> None:
         submitted, self._waiting = self._waiting, []
         outcomes: list[Any] = []
         try:

@@ -139,8 +139,7 @@ def read_leniently(body: bytes) -> tuple[ScoredData, bytes | None]:
         values = {name: value for name, value in posted.items() if name not in foreign}
     group = convert(coerced(values, _SHAPE), ScoredData, "body")
     if (found := _without_role_or_content(group)) is not None:
-        text = f"Object missing required field `{found[1]}` - at `$.messages[{found[0]}]`"
-        raise refusal(msgspec.ValidationError(text), "body")
+        raise Unprocessable([{"type": "missing", "loc": ["body", "messages", *found], "msg": "Field required"}])
     _check_depth(group)
     if not_finite(group) is not None or has_endless_token(group):
         return group, None
@@ -159,7 +158,7 @@ def read_values(body: bytes) -> Any:
     """
     if len(body) >= MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         text = f"A body that must be read value by value may hold {MOST_VALUES} of them."
-        raise refusal(msgspec.ValidationError(text), "body")
+        raise Unprocessable([{"type": "value_error", "loc": ["body"], "msg": text}])
     try:
         return json.loads(body.strip(BLANKS))  # which it would pass over at a tenth of the speed
     except ValueError as error:

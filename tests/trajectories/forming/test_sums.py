@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.batch_selection import Room, can_add_up, can_add_up_with_each, can_ever_add_up
+from halteres.trajectories.batch_selection import RemainingCapacity, can_add_up, can_add_up_with_each, can_ever_add_up
 
 sizes_of_groups = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16]), max_size=5)
 
@@ -62,7 +62,7 @@ def test_sizes_that_can_never_add_up_are_known() -> None:
 
 
 def test_room_closes_a_size_that_cannot_be_completed() -> None:
-    room = Room({6: 3, 8: 3}, 24)
+    room = RemainingCapacity({6: 3, 8: 3}, 24)
     assert not room.take(6)
     assert [room.take(8) for _ in range(4)] == [True, True, True, False]
     assert room.missing == 0
@@ -70,7 +70,7 @@ def test_room_closes_a_size_that_cannot_be_completed() -> None:
 
 def test_a_very_large_batch_takes_no_arithmetic_on_as_large_numbers_for_each_of_its_groups() -> None:
     began = time.process_time()
-    room = Room({16: 2**16, 48: 10, 2**21: 1}, 2**20)
+    room = RemainingCapacity({16: 2**16, 48: 10, 2**21: 1}, 2**20)
     while room.missing:
         assert room.take(16)
     assert time.process_time() - began < 5  # 0.2 on the machine it was written on; a minute the other way

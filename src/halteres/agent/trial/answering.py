@@ -25,9 +25,9 @@ from halteres.agent.trial.report import fields_of, reference_of
 from halteres.environments.base import BaseEnv, make_sampler, tokenizer_folder
 from halteres.environments.commands import author_error, settings_of
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, read_file
+from halteres.environments.item_rollout import Items
 from halteres.environments.scored import finite
 from halteres.environments.single_turn import SingleTurnEnv
-from halteres.environments.work import Items
 from halteres.errors import EnvironmentFailed, HalteresError, NotFound, RolloutFailed, boundary
 from halteres.observe.metrics import append_row
 from halteres.rewards.checking import odd_answers

@@ -49,7 +49,7 @@ Phase = Literal["running", "done", "failed", "lost"]
 Kind = Literal["t", "e", "r"]
 """A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins with it."""
 
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 OPEN_S = 600.0  # so long after its end a test whose answer nobody was given waits for the same call
 
 
@@ -255,7 +255,7 @@ async def until_ended(folder: TestFolder, ends_at: float) -> None:
     while await asyncio.to_thread(folder.phase) == "running":
         if (left := ends_at - time.monotonic()) <= 0:
             return
-        await asyncio.sleep(min(LOOK_EVERY_S, left))
+        await asyncio.sleep(min(POLL_S, left))
 
 
 def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | None:

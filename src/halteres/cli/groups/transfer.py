@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from halteres.cli.groups.view import LOOK_EVERY_S, Selection, Wait, unwritable
+from halteres.cli.groups.view import POLL_S, Selection, Wait, unwritable
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.calls import KeyReused, NotAllowed, UnknownEnvironment
 from halteres.clients.trajectories.environment import EnvironmentClient
@@ -79,7 +79,7 @@ def _pages(reader: Reader, selection: Selection, wait: Wait) -> Iterator[list[Gr
     follower = Follower(reader, selection.since, selection.places, selection.env_id)
     yield from follower.look()  # a server that is away from the beginning is an error at once
     while True:
-        wait(LOOK_EVERY_S)
+        wait(POLL_S)
         try:
             yield from follower.look()
         except NotReady:

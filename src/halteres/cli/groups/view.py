@@ -24,7 +24,7 @@ from halteres.errors import InvalidConfig, NotReady
 if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
-LOOK_EVERY_S = 0.5  # pause between two questions while following
+POLL_S = 0.5  # pause between two questions while following
 SHORT = 480  # characters of one part where not all is wanted
 MOST_PARTS = 6  # parts of one sequence where not all is wanted: the last ones
 STYLES = {"queued": "cyan", "buffered": "cyan", "out": "yellow", "delivered": "green", "set_aside": "bold red"}
@@ -79,7 +79,7 @@ def view(reader: Reader, selection: Selection, display: Display, wait: Wait = ti
     show(first)
     display.rest(reader)
     while selection.follow:
-        wait(LOOK_EVERY_S)
+        wait(POLL_S)
         try:
             for infos in follower.look():
                 show(infos)

@@ -375,7 +375,7 @@ def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, 
     if loss.custom is not None:
         raise UserError("The scripted engine computes no custom losses.", next="Use the engine that holds weights.")
     inputs, lp = inputs_of(datum, loss, settings), logprobs.astype(np.float64)
-    if find_kind(loss.name).reweighs:
+    if find_kind(loss.name).importance_weighted:
         with np.errstate(over="ignore", invalid="ignore"):
             lp = np.where(inputs["advantages"] != 0, np.exp(lp - inputs["logprobs"]), 0.0)
     return -float((inputs["weights" if "weights" in inputs else "advantages"] * lp).sum())

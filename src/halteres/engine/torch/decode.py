@@ -32,7 +32,7 @@ from halteres.errors import UserError
 
 @dataclass(slots=True)
 class Text:
-    """What some rows have so far, prompt and answer: prefilled once, in the first of their slots."""
+    """The tokens that several rows share, prompt and answer so far: prefilled once, in the first of their slots."""
 
     tokens: np.ndarray  # int64
     snapshot: Snapshot

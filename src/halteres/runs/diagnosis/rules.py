@@ -73,7 +73,7 @@ def no_variance(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 
 @rule("reward_flat", steps=5, calm=20)
-def not_rising(run: RunFacts, history: History, row: Row) -> Finding | None:
+def reward_flat(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Rewards surely do not rise, or fall, below their ceiling.
 
     Flat: the line through the last 30 to 40 steps rises by less than a tenth of what the scale has left, even with two
@@ -178,7 +178,7 @@ class _Stretch:
 
 
 @rule("reward_hacking", steps=2)
-def hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
+def reward_hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks learnt by heart.
 
     They are worse than at the best evaluation so far, or left behind since the first one, at two evaluations in a row;
@@ -462,14 +462,14 @@ def trainer_starved(run: RunFacts, history: History, row: Row) -> Finding | None
 
 
 @rule("env_idle", steps=10)
-def environment_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
+def env_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The environment waits nearly all the time for the trainer, and long enough to matter."""
     if (times := _step_times(row)) is None:
         return None
     idle_s, step_s = times[1] - times[0], times[1]
     calls = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
     return Finding(
-        evidence=f"In {environment_idle.steps} steps in a row the environment waited {idle_s / step_s:.0%} of the time "
+        evidence=f"In {env_idle.steps} steps in a row the environment waited {idle_s / step_s:.0%} of the time "
         f"for the trainer ({idle_s:.1f} of {step_s:.1f} s).",
         remedy=Remedy(calls, "rollouts then go on while the trainer trains; or a smaller env.batch_size."),
         holds=times[0] / step_s <= 0.05 and idle_s >= 2.0,
@@ -513,7 +513,7 @@ def scorer_slow(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 
 @rule("eval_tasks_failed")
-def held_out_failed(run: RunFacts, history: History, row: Row) -> Finding | None:
+def eval_tasks_failed(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Many held-out tasks failed: an evaluation's figures are of the others alone."""
     failed, rest = number(row, "eval/num_failed"), number(row, "eval/num_tasks")
     if failed is None or rest is None:
@@ -526,7 +526,7 @@ def held_out_failed(run: RunFacts, history: History, row: Row) -> Finding | None
 
 
 @rule("nan_loss")
-def loss_not_finite(run: RunFacts, history: History, row: Row) -> Finding | None:
+def nan_loss(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The loss of a step that was not skipped is NaN or infinite: metrics.jsonl has null for both."""
     if "train/loss" not in row:
         return None
@@ -538,14 +538,14 @@ def loss_not_finite(run: RunFacts, history: History, row: Row) -> Finding | None
 
 
 DRIFT = (
-    *(hacking, panel_disagrees, ensemble_disagrees, scores_out_of_range, reward_follows_length, kl_over_budget),
+    *(reward_hacking, panel_disagrees, ensemble_disagrees, scores_out_of_range, reward_follows_length, kl_over_budget),
     judge_fails,
 )
 """Rules at whose alerts a run with `on_drift: stop` ends."""
 
 RULES = (
-    *(no_variance, not_rising, entropy_collapse, *DRIFT),
-    *(truncation, logprob_drift, kl_drift, trainer_starved, environment_idle, environment_ahead, scorer_slow),
-    *(held_out_failed, loss_not_finite),
+    *(no_variance, reward_flat, entropy_collapse, *DRIFT),
+    *(truncation, logprob_drift, kl_drift, trainer_starved, env_idle, environment_ahead, scorer_slow),
+    *(eval_tasks_failed, nan_loss),
 )
 """Every rule that reads rows."""

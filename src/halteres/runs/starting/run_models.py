@@ -1,5 +1,5 @@
-"""What a run is of: its base model (which one a name means, here or in a service), and reward models by their folders;
-nothing is downloaded or loaded."""
+"""The models that a run uses: its base model (which one a name means, here or in a service), and reward models by their
+folders. Nothing is downloaded or loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one run goes, from its first process to the verdict: what follows from everything that happens to it.
+"""The supervisor's event loop: what follows from exits, stop requests, caps and alerts, until the run has an outcome.
 
 A run has completed only with all steps (or its time limit, or its held-out goal) and final weights. One loop takes what
 happens from an inbox, in order.
@@ -27,7 +27,7 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail
 from halteres.process import GRACE_S, Lifeline, alive
-from halteres.runs.diagnosis import Calls, Diagnosis
+from halteres.runs.diagnosis.alerts import Calls, Diagnosis
 from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
 from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
@@ -42,8 +42,8 @@ from halteres.runs.supervision.run_processes import (
     EngineGone,
     Exited,
     Forwarding,
-    ProcessGroup,
     Ready,
+    RunProcesses,
     TooSlow,
     engine_of,
     engines,
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 WITHOUT_SERVICE_S = 1.0  # grace of the others once the service is gone: no checkpoint can be written any more
 LEAST_FREE_BYTES = 4 * 1024 * 1024  # with less room on its disk a run is ended, while its end can still be written
-LOOK_EVERY_S = 0.2  # how often the files that the roles write are looked at
+POLL_S = 0.2  # how often the files that the roles write are looked at
 POLICY = "policy.json"
 
 CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
@@ -197,7 +197,7 @@ class RunController:
         self.writer, self.run, self.context, self.settings = writer, writer.run, context, context.settings
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.lifeline = Lifeline.open()
-        self.processes = ProcessGroup(writer, roles_of(context), self.lifeline, self.inbox)
+        self.processes = RunProcesses(writer, roles_of(context), self.lifeline, self.inbox)
         self.evaluator = Evaluator(writer, context.environment, self.lifeline, self.settings.trainer.eval_every)
         if writer.state.resume_point:
             only_end_is_left = writer.state.step >= writer.state.total_steps  # it is evaluated, if need be again
@@ -272,7 +272,7 @@ class RunController:
         async def read_events() -> None:
             while True:
                 await self.inbox.put(Occasion.LOOK)
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_S)
 
         async with asyncio.TaskGroup() as tasks:
             work = (look_around(), read_events(), self.evaluator.work())

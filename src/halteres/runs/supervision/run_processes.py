@@ -41,7 +41,7 @@ PIPE_BYTES = 1024 * 1024
 EMPTIED_WITHIN_S = 1.0
 """How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
 
-LOOK_EVERY_S = 0.1  # how often an engine, which is not our child, is looked at
+POLL_S = 0.1  # how often an engine, which is not our child, is looked at
 ENDED_WITH_RUN = "ended with the run"  # the state of a role that knows no signal, and was ended by ours
 
 ENGINE_EXIT_WITHIN_S = 2.0  # how long the service may take to say how its engine ended
@@ -74,9 +74,9 @@ def spawn(
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     emptied: Callable[[], object] | None = None
     try:
-        strainer = Strainer(environ.secrets().values())
-        if not strainer.idle:
-            output, emptied = _piped(output, strainer, log.stem)
+        secret_filter = SecretFilter(environ.secrets().values())
+        if not secret_filter.idle:
+            output, emptied = _piped(output, secret_filter, log.stem)
         return Child(
             command,
             environment=environ.with_keys(*keys, PYTHONUNBUFFERED="1", **variables),
@@ -91,13 +91,13 @@ def spawn(
         os.close(output)
 
 
-class Strainer:
+class SecretFilter:
     """Strikes values out of a stream of bytes, however the stream is cut.
 
     What it holds back is the beginning of a value at the very end of what came so far, and nothing else.
 
-    >>> strainer = Strainer(["sk-12345678"])
-    >>> strainer.through(b"key=sk-12"), strainer.through(b"345678!"), strainer.rest()
+    >>> secret_filter = SecretFilter(["sk-12345678"])
+    >>> secret_filter.through(b"key=sk-12"), secret_filter.through(b"345678!"), secret_filter.rest()
     (b'key=', b'***!', b'')
     """
 
@@ -130,7 +130,7 @@ class Strainer:
         return self._pattern.sub(STRUCK, held).encode("latin-1") if held else b""
 
 
-def _piped(log: int, strainer: Strainer, name: str) -> tuple[int, Callable[[], object]]:
+def _piped(log: int, secret_filter: SecretFilter, name: str) -> tuple[int, Callable[[], object]]:
     """The end of a pipe for a child to write to, and a call that returns once all is in the log, or after
     EMPTIED_WITHIN_S."""
     reading, writing = os.pipe()
@@ -146,8 +146,8 @@ def _piped(log: int, strainer: Strainer, name: str) -> tuple[int, Callable[[], o
     def empty() -> None:
         """Read until the last writer is gone."""
         while data := os.read(reading, CHUNK_BYTES):
-            write(strainer.through(data))
-        write(strainer.rest())
+            write(secret_filter.through(data))
+        write(secret_filter.rest())
         os.close(reading)
         os.close(log)
 
@@ -180,7 +180,7 @@ class TooSlow:
 
 
 @dataclass(slots=True)
-class ProcessGroup:
+class RunProcesses:
     """Children by role; what happens to them is put into `reports`."""
 
     writer: StateWriter
@@ -318,7 +318,7 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
                 code = await engine_exit_code(folder, pid)
         yield EngineGone(code)
         while (another := engine_of(folder)) is None or another["pid"] == pid:  # noqa: ASYNC110 - a file tells nobody
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         engine = another
         yield EngineBack(engine)
 
@@ -327,7 +327,7 @@ async def engine_exit_code(service_folder: Path, pid: int) -> int | None:
     """Of an engine that has ended, negative for a signal; returns once its service, its parent, has written it."""
     file = service_folder / "engine_exit.json"
     while (end := _read(file)).get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
     code = end.get("code")
     return code if isinstance(code, int) else None
 
@@ -343,7 +343,7 @@ def _read(file: Path) -> dict[str, Any]:
 async def _gone(who: Mapping[str, Any]) -> None:
     """Return once this process, which is no child of ours, has ended."""
     while alive(who):  # noqa: ASYNC110 - nobody tells us of its end
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
 
 
 class Forwarding:

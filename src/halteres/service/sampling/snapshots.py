@@ -56,7 +56,7 @@ class Snapshot:
     engines: WeakKeyDictionary[Trains | Samples, int] = field(  # those that hold it -> requests under way there
         default_factory=WeakKeyDictionary["Trains | Samples", int]
     )
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # ... or writes its folder
 
 
@@ -159,7 +159,7 @@ class Snapshots:
     async def rename(self, path: str, to: Checkpoint) -> None:
         """The weights at this path are now at another one, and whoever samples from them goes on there."""
         if (renamed := self._by_path.pop(path, None)) is not None:
-            async with renamed.turn:  # a load under way ends first: it reads the folder that newer weights will take
+            async with renamed.lock:  # a load under way ends first: it reads the folder that newer weights will take
                 renamed.path, renamed.folder = str(to.path), to.folder
             self._by_path[renamed.path] = renamed
 
@@ -168,7 +168,7 @@ class Snapshots:
         replaced = self._by_path.pop(path, None)
         if replaced is not None and replaced.folder is not None:
             links = self._spill / replaced.name
-            async with replaced.turn:  # a load of them that is under way ends first
+            async with replaced.lock:  # a load of them that is under way ends first
                 await asyncio.to_thread(
                     shutil.copytree, replaced.folder, links, copy_function=linked, dirs_exist_ok=True
                 )
@@ -183,7 +183,7 @@ class Snapshots:
         if snapshot is None:
             yield
             return
-        async with snapshot.turn:
+        async with snapshot.lock:
             if engine not in snapshot.engines:
                 await self._load(snapshot, engine)
             snapshot.engines[engine] += 1
@@ -247,7 +247,7 @@ class Snapshots:
         held.move_to_end(snapshot.name)
 
     async def _remove(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
-        async with snapshot.turn:
+        async with snapshot.lock:
             if snapshot.engines.get(engine) != 0:
                 return  # it is sampled from again
             try:

@@ -25,7 +25,7 @@ class RolloutTimedOut(EnvironmentFailed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnItem:
     """An item and the place of its draw."""
 
     draw: Draw
@@ -38,10 +38,10 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class SettledItem:
     """What became of an item. It failed if `failures` is not empty; failures inside a group lie in the group."""
 
-    drawn: Drawn
+    drawn: DrawnItem
     groups: tuple[ScoredDataGroup, ...] = ()
     dropped: tuple[tuple[ScoredDataGroup, str], ...] = ()  # with the reason
     failures: tuple[FailedRollout, ...] = ()
@@ -60,7 +60,7 @@ class Items:
         """Roll these out next."""
         self._backlog.extend(items)
 
-    async def next(self, version: int | None = None) -> Drawn | None:
+    async def next(self, version: int | None = None) -> DrawnItem | None:
         """The next item for the environment's current step; None: no more now.
 
         Args:
@@ -75,27 +75,27 @@ class Items:
         draw = Draw(seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life)
         self._ordinal += 1  # also where it fails: the same draw would fail again
         if self._backlog:
-            return Drawn(draw=draw, item=self._backlog.popleft())
+            return DrawnItem(draw=draw, item=self._backlog.popleft())
         self._env.rng = draw.rng()
         with boundary(EnvironmentFailed, f"{self._env.title}.get_next_item"):
             item = await self._env.get_next_item()
         if item is None:
             self._ordinal -= 1
             return None
-        return Drawn(draw=draw, item=item)
+        return DrawnItem(draw=draw, item=item)
 
 
-async def settle_item(env: BaseEnv, drawn: Drawn) -> Settled:
+async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
     """Roll an item out. Whatever goes wrong in its rollouts is in the result; cancellation passes through."""
     try:
         with rolling_out(drawn.draw):
             groups, backlog = await _collect(env, drawn.item)
     except GroupFailed as failure:
-        return Settled(drawn=drawn, failures=failure.failures or (as_data(failure),))
+        return SettledItem(drawn=drawn, failures=failure.failures or (as_data(failure),))
     except HalteresError as failure:  # an author's call may end in any of them, e.g. a chat the template refuses
-        return Settled(drawn=drawn, failures=(as_data(failure),))
+        return SettledItem(drawn=drawn, failures=(as_data(failure),))
     reasons = [(group, _reason_to_drop(env, group)) for group in groups]
-    return Settled(
+    return SettledItem(
         drawn=drawn,
         groups=tuple(group for group, reason in reasons if reason is None),
         dropped=tuple((group, reason) for group, reason in reasons if reason is not None),

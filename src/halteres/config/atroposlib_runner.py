@@ -1,4 +1,7 @@
-"""`PYTHON foreign.py describe FILE VALUES`, `PYTHON foreign.py run METRICS NAME FILE VERB …`: files of atroposlib's.
+"""Describes or runs an environment file that was written for atroposlib, in that file's own Python.
+
+    PYTHON atroposlib_runner.py describe FILE VALUES
+    PYTHON atroposlib_runner.py run METRICS NAME FILE VERB …
 
 A script of its own: the environment's interpreter need not have Halteres.
 
