@@ -175,7 +175,7 @@ async def test_losses_are_trls_but_for_its_means(
     """
     config_ = TrainerSettings(advantage="group_mean", loss=loss, loss_config=config, weighting=weighting)
     found = await Objective(config_, FakePolicy()).training_batch(answers_of(LENGTHS))
-    total, gradient = await loss_of(loss, found.examples.kept, **config)
+    total, gradient = await loss_of(loss, found.examples.useful, **config)
     assert total == pytest.approx(scale * trl["losses"][theirs]["value"], rel=1e-4, abs=1e-4)
     np.testing.assert_allclose(gradient, scale * np.array(trl["losses"][theirs]["gradient"]), rtol=2e-4, atol=2e-5)
 
@@ -264,7 +264,7 @@ async def test_advantages_and_datums_are_the_cookbooks(cookbook: Any) -> None:
     """Its rewards are float32; its `mask` says what an advantage of 0 says here."""
     config = TrainerSettings(advantage="group_mean")
     found = await Objective(config, FakePolicy()).training_batch(batch_of(EPISODES))
-    for ours, theirs in zip(found.examples.kept, cookbook["data"], strict=True):
+    for ours, theirs in zip(found.examples.useful, cookbook["data"], strict=True):
         assert ours.targets_N.tolist() == theirs["target_tokens"]
         assert ours.logprobs_N.tolist() == pytest.approx(theirs["logprobs"], abs=1e-6)
         assert ours.advantages_N.tolist() == pytest.approx(theirs["advantages"], abs=1e-6)
@@ -276,14 +276,14 @@ async def test_a_kl_penalty_in_the_loss_is_the_cookbooks_but_for_its_mean(cookbo
     config = TrainerSettings(advantage="group_mean", kl_coef=BETA, kl_in="loss")
     found = await Objective(config, Referred()).training_batch(batch_of(EPISODES))
     assert found.kl_reference == pytest.approx(cookbook["kl"], abs=1e-6)
-    for ours, theirs in zip(found.examples.kept, cookbook["penalised"], strict=True):
+    for ours, theirs in zip(found.examples.useful, cookbook["penalised"], strict=True):
         expected = np.array(theirs["advantages"]) - BETA * cookbook["kl"] * np.array(theirs["mask"])
         assert ours.advantages_N.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 async def test_agreement_is_the_cookbooks(cookbook: Any) -> None:
     found = await Objective(TrainerSettings(advantage="group_mean"), FakePolicy()).training_batch(batch_of(EPISODES))
-    ours = agreement(found.examples.kept, [np.array(row, np.float32) for row in TRAINING], version=0)
+    ours = agreement(found.examples.useful, [np.array(row, np.float32) for row in TRAINING], version=0)
     for name in ("kl_sample_train_v1", "kl_sample_train_v2"):
         assert ours[name] == pytest.approx(cookbook["agreement"][f"optim/{name}"], abs=1e-6)
 

@@ -24,7 +24,7 @@ async def test_an_episode_of_gem_is_ours_of_the_same_seed(client_python: Callabl
         inference.answer = lambda prompt, digest: "\\boxed{3}"
         env = made(TextGymEnv, inference, task=ID, python=client_python(*GEM), options={"seed": 0}, group_size=1)
         await env.setup()
-        (group,) = (await settled(env, {"task": ID, "seed": SEED})).kept
+        (group,) = (await settled(env, {"task": ID, "seed": SEED})).groups
         for worker in env.idle:
             worker.kill()
     said = env.tokenizer.decode(group["tokens"][0])

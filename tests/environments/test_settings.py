@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,6 +52,17 @@ DEFAULTS = {"group_size": 4, "steps_per_eval": 100, "max_token_length": 2048, "b
 
 def described(*arguments: str) -> dict[str, Any]:
     return describe(ArithmeticEnv, parse(["describe", *arguments]))
+
+
+@pytest.mark.parametrize(
+    "module", ["arithmetic", "game", "gsm8k_tinker", "judge_pairs", "reasoning_gym_tasks", "text_gym", "word_problems"]
+)
+def test_every_built_in_environment_describes_itself(module: str) -> None:
+    found = importlib.import_module(f"halteres.environments.{module}")
+    kinds = [kind for kind in vars(found).values() if isinstance(kind, type) and kind.__module__ == found.__name__]
+    (kind,) = (kind for kind in kinds if issubclass(kind, BaseEnv))
+    shown = describe(kind, parse(["describe"]))
+    assert shown["config"]["group_size"] >= 1
 
 
 def yaml(tmp_path: Path, text: str) -> Path:

@@ -96,10 +96,10 @@ def test_criteria_may_stand_in_the_judges_file_as_a_list(tmp_path: Path) -> None
 
 
 def test_a_judges_file_is_one_component_of_a_rewards_list(tmp_path: Path) -> None:
-    file = tmp_path / "careful.toml"
+    file = tmp_path / "1 careful.toml"  # no name of a component; of a file it is one
     file.write_text('[judge]\nbase_url = "http://127.0.0.1:1/v1"\nmethod = "pairwise"\n')
     spec = read_judge(file)
-    assert spec.name == "careful" and spec.judge is not None and spec.judge.method == "pairwise"
+    assert spec.name == "1 careful" and spec.judge is not None and spec.judge.method == "pairwise"
     file.write_text('[judge]\nbase = "http://127.0.0.1:1/v1"\n')
     with pytest.raises(InvalidConfig, match=r"judge\.base_url: Field required"):
         read_judge(file)

@@ -16,6 +16,7 @@ from halteres.rewards.model_folder import RewardFile, ScoringTemplate, write_rew
 from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+STEPS = {"prompt": "2 + 2?", "completions": ["It is", "4."], "labels": [True, False]}
 
 
 def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **settings: Any) -> Forecast:
@@ -37,6 +38,8 @@ def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **
         ([{**PAIR, "objective": "safe"}], [{**PAIR, "objective": "saef"}], {}, "Row 1 of eval_data.jsonl .*'safe'"),
         ([{**PAIR, "objective": "safe"}], None, {"objective_weights": {"safe": 0.0}}, "Every weight .* is 0"),
         ([PAIR], None, {"eval_strategy": "epoch"}, "nothing to evaluate on"),
+        ([PAIR], None, {"tie_policy": "rao_kupper"}, "data.jsonl holds no tie"),
+        ([STEPS], None, {"center_rewards_coefficient": 0.1}, "for ranked completions"),
     ],
 )
 def test_what_the_training_could_not_use_is_refused(

@@ -32,7 +32,7 @@ class _Serve(TyperGroup):
     """Its commands, and the training service where none is named: every word is then the service's own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] in self.commands:
+        if args and not args[0].startswith("-"):  # a command, or a misspelt one
             return super().parse_args(ctx, args)
         if "--help" in args:
             typer.echo(self.get_help(ctx))

@@ -44,7 +44,7 @@ class Curves:
                         # JSON that Python reads may hold NaN, and integers that no float can hold.
                         is_figure = isinstance(value, int | float) and not isinstance(value, bool)
                         is_known = name in self._columns or len(self._columns) < MOST_NAMES
-                        if is_figure and abs(value) < _LARGEST and is_known and name not in ("step", "t", "src"):
+                        if is_figure and abs(value) < 1e300 and is_known and name not in ("step", "t", "src"):
                             self._columns.setdefault(name, {})[step] = float(value)
             evaluations = {name: column for name, column in self._columns.items() if name.startswith("eval/")}
             others = [name for name in names if name in self._columns and name not in evaluations]

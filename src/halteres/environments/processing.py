@@ -45,10 +45,13 @@ async def process(env: BaseEnv) -> Path:
     path = Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     file, number = path, 0
-    while file.exists():
-        number += 1
-        file = path.with_name(f"{path.stem}_{number}{path.suffix}")
-    file.touch(exist_ok=False)
+    while True:
+        try:
+            file.touch(exist_ok=False)
+            break
+        except FileExistsError:  # of an earlier run, or of one beside this
+            number += 1
+            file = path.with_name(f"{path.stem}_{number}{path.suffix}")
     written: list[ScoredDataGroup] = []
     async for group in _groups(env, size):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from halteres.config.problem import MissingPackage
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.gsm8k_tinker import GSM8KEnv
 from halteres.environments.rows import load_rows
@@ -36,6 +37,11 @@ class WordProblemsEnv(GSM8KEnv):
     name = "word_problems"
     env_config_cls: ClassVar[type[BaseEnvConfig]] = WordProblemsConfig
     config: WordProblemsConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # it has no `dataset`
+
+    @classmethod
+    def missing_packages(cls, config: BaseEnvConfig) -> Sequence[MissingPackage]:
+        """None: the problems are in the package."""
+        return ()
 
     @classmethod
     def config_init(cls) -> tuple[WordProblemsConfig, Sequence[APIServerConfig]]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -130,7 +130,10 @@ def _parameters(file: Path, tied: bool) -> int:
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    content = json.loads(file.read_bytes())
+    try:
+        content = json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object")
     return content

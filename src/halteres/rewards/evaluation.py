@@ -247,9 +247,10 @@ def read_judge(file: Path) -> RewardSpec:
     """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none."""
     where, content = read_data(file, "judge")
     try:
-        return RewardSpec.model_validate({"name": file.stem, **content} if isinstance(content, dict) else content)
+        spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)
     except ValidationError as error:
         raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
+    return spec if "name" in content else spec.model_copy(update={"name": file.stem})
 
 
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:

@@ -292,11 +292,18 @@ def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]
     return {name: given[name] for name in objectives}
 
 
-def check_held_out(settings: RewardConfig, held_out: Preferences | None) -> None:
-    """InvalidConfig where there is to be an evaluation, and nothing to evaluate on."""
+def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferences | None) -> None:
+    """Refuse a setting that could have no effect on these rows, with InvalidConfig."""
     if settings.eval_strategy != "no" and held_out is None:
         what = f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on."
         raise InvalidConfig(what, next="Give eval_data (or hold_out), or leave it out.", field="eval_strategy")
+    has_ties = any(not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons)
+    if settings.tie_policy == "rao_kupper" and not has_ties:
+        what, why = "tie_policy 'rao_kupper' learns from ties when a lead is one.", f"{train.source} holds no tie."
+        raise InvalidConfig(what, why, "Leave tie_policy out.", field="tie_policy")
+    if settings.center_rewards_coefficient and all(one.labels for one in train.comparisons):
+        field, why = "center_rewards_coefficient", f"{train.source} holds steps with labels."
+        raise InvalidConfig(f"{field} is for ranked completions.", why, "Leave it out.", field=field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,7 +401,7 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
     objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
-    check_held_out(settings, held_out)
+    check_inputs(settings, train, held_out)
     tokenizer = Tokenizer(folder)
     how = {"max_length": settings.max_length, "truncation": settings.truncation}
     template = template_for(tokenizer, eos_token=settings.eos_token, **how)

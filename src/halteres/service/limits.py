@@ -146,7 +146,7 @@ class LimitsFile(msgspec.Struct, forbid_unknown_fields=True):
     """STATE/limits.yaml."""
 
     default: dict[str, Any] | None = None
-    tenants: dict[str, dict[str, Any] | None] | None = None
+    tenants: dict[str | int, dict[str, Any] | None] | None = None
 
 
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
@@ -166,7 +166,7 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
         raise InvalidConfig(f"'{wrong[0]}' is no limit.", next="Write it as NAME=VALUE.")
     by_option = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
     default = _changed(Limits(), {**(given.default or {}), **by_option})
-    tenants = {name: _changed(default, own or {}) for name, own in (given.tenants or {}).items()}
+    tenants = {str(name): _changed(default, own or {}) for name, own in (given.tenants or {}).items()}
     return Allowances(default=default, tenants=tenants)
 
 

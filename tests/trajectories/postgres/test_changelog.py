@@ -36,6 +36,15 @@ def test_several_come_back_in_order() -> None:
     assert read[-2:] == changes[-2:]
 
 
+def test_an_entry_has_the_form_that_servers_of_earlier_versions_read_and_write() -> None:
+    """Servers of one queue are upgraded one after another."""
+    entries = dict(msgspec.msgpack.decode(postgres.encoded(CHANGES)))
+    assert set(entries) == set(postgres.KINDS)
+    assert entries["run"].keys() == {"run"} and entries["env"].keys() == {"env"}
+    assert entries["moved"].keys() == {"group"} and entries["delivery"].keys() == {"delivery"}
+    assert entries["arrived"].keys() == {"group", "body"}
+
+
 def test_tokens_never_enter_the_log() -> None:
     assert len(postgres.encoded([arrived(1, body=b"x" * 100_000)])) < 500
 

@@ -306,12 +306,16 @@ def _fails(texts: Sequence[bytes]) -> None:
 
 def test_a_server_under_another_name_of_the_file_is_refused(tmp_path: Path) -> None:
     """Both would give the same ids, and keep tokens in different folders."""
-    real, soft = (tmp_path / name for name in ("real.sqlite", "soft.sqlite"))
+    real, soft, hard = (tmp_path / name for name in ("real.sqlite", "soft.sqlite", "hard.sqlite"))
     store = SqliteStore(real)
     soft.symlink_to(real)
     with pytest.raises(Conflict, match="in use"):
         SqliteStore(soft)
+    hard.hardlink_to(real)
+    with pytest.raises(Conflict, match="hard link"):
+        SqliteStore(hard)
     store.close()
+    hard.unlink()
     store = SqliteStore(soft)
     assert store.file == real
     store.close()

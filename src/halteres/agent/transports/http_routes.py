@@ -29,7 +29,7 @@ from halteres.agent.trial.request import LOCAL
 from halteres.config.discovery import is_path
 from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
-from halteres.loopback import body_within
+from halteres.loopback import TooLarge, body_within
 from halteres.models import known_folder, model_folder
 from halteres.next_step import NextStep
 from halteres.runs.starting.run_models import models_home
@@ -48,7 +48,11 @@ async def arguments_of(request: Request) -> dict[str, Any]:
     Raises:
         UserError: it is no JSON object, or too large.
     """
-    body = await body_within(request, MAX_BODY_BYTES)
+    try:
+        body = await body_within(request, MAX_BODY_BYTES)
+    except TooLarge as error:
+        error.code = UserError.code  # the one that the tools' clients know
+        raise
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -220,13 +224,17 @@ def beyond_open(tool: str, arguments: Mapping[str, Any]) -> TokenNeeded | None:
         may_be_path = key.startswith("env.") and key != "env.system_prompt"
         if key in RESERVED or (may_be_path and _is_path(value)):
             return TokenNeeded.of(f"'{setting}' cannot be set without the token.", why, field=setting)
-        # A folder neither built-in nor in the store: also one below the server's working directory.
-        name = value.removeprefix(LOCAL) if isinstance(value, str) else ""
-        is_stored = known_folder(name, models_home()) is not None or model_folder(name, models_home()) is None
-        if key == MODEL and (_is_path(name) or not is_stored):
+        if key == MODEL and isinstance(value, str) and _is_foreign_folder(value.removeprefix(LOCAL)):
             what = "Without the token a model is named, or a run, or tinker:// weights of one: not a folder."
             return TokenNeeded.of(what, why, field=setting)
     return None
+
+
+def _is_foreign_folder(name: str) -> bool:
+    """A folder neither built-in nor in the store: also one below the server's working directory."""
+    return _is_path(name) or (
+        known_folder(name, models_home()) is None and model_folder(name, models_home()) is not None
+    )
 
 
 def _is_path(value: Any) -> bool:

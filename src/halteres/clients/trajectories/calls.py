@@ -137,12 +137,16 @@ class PlainClient:
 
     def ask_once(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of an answer. NotReady: there is none."""
+        import ssl
+
         import httpx  # 0.1 s: whoever imports this room for a name does without
 
         try:
             if self._connection is None:
+                # The system's authorities, as the environments' client has them; a context takes 20 ms.
+                trusted = ssl.create_default_context() if self.at.url.startswith("https:") else False
                 headers = {**self.at.headers, "Accept-Encoding": "identity" if self.at.is_here else "gzip"}
-                self._connection = httpx.Client(headers=headers, timeout=REPLY_S, trust_env=False)
+                self._connection = httpx.Client(headers=headers, timeout=REPLY_S, trust_env=False, verify=trusted)
             answer = self._connection.request(method, self.at.url + path, content=data)
             return answer.status_code, answer.content
         except (httpx.InvalidURL, httpx.LocalProtocolError, ValueError) as error:

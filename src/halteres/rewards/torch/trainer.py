@@ -50,7 +50,7 @@ from halteres.rewards.training_plan import (
     LoraSettings,
     RewardConfig,
     TruncationReport,
-    check_held_out,
+    check_inputs,
     objective_weights,
     render_rows,
 )
@@ -122,7 +122,7 @@ class RewardTrainer:
         how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
         template = template_for(tokenizer, eos_token=given.eos_token, **how)
         weights = objective_weights(given, own_objective_weights(model), self._preferences, held_out)
-        check_held_out(given, held_out)
+        check_inputs(given, self._preferences, held_out)
         network = base_network(model, tokenizer, template, given, weights)
         network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
         self.args = given.settled(network.num_parameters)

@@ -72,6 +72,8 @@ KINDS: dict[str, type[Change]] = {
     "delivery": Delivery,
 }
 """The word that tells what a change is, in the log."""
+_FIELD = {"run": "run", "env": "env", "moved": "group", "delivery": "delivery"}
+"""In the log these stand in a field, as earlier versions write them: servers of one queue may be upgraded in turn."""
 
 RUNNING = "Look whether PostgreSQL runs there; the request can be sent again."
 AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
@@ -366,8 +368,13 @@ _entry = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 
 def encoded(changes: Iterable[Change]) -> bytes:
     """Changes as one entry of the log, without tokens."""
-    bare = (replace(change, body=b"") if isinstance(change, GroupArrived) else change for change in changes)
-    return msgspec.msgpack.encode([(_WORDS[type(change)], change) for change in bare])
+
+    def entry(change: Change) -> tuple[str, Any]:
+        word = _WORDS[type(change)]
+        bare = replace(change, body=b"") if isinstance(change, GroupArrived) else change
+        return word, {_FIELD[word]: bare} if word in _FIELD else bare
+
+    return msgspec.msgpack.encode([entry(change) for change in changes])
 
 
 def decoded(entry: bytes) -> list[Change]:
@@ -376,7 +383,13 @@ def decoded(entry: bytes) -> list[Change]:
     Raises:
         msgspec.DecodeError, KeyError: another version of Halteres wrote it.
     """
-    return [msgspec.msgpack.decode(change, type=KINDS[word]) for word, change in _entry.decode(entry)]
+
+    def change(word: str, raw: msgspec.Raw) -> Change:
+        if word not in _FIELD:
+            return msgspec.msgpack.decode(raw, type=KINDS[word])
+        return msgspec.msgpack.decode(raw, type=dict[str, KINDS[word]])[_FIELD[word]]  # type: ignore[valid-type]
+
+    return [change(word, raw) for word, raw in _entry.decode(entry)]
 
 
 def _append_turn(connection: Connection, number: int, changes: Iterable[Change]) -> Mark:

@@ -361,6 +361,12 @@ def _unusable(file: Path, why: object) -> StoreFailed:
 def _lock(file: Path, lock: Path) -> IO[bytes]:
     """Hold the file until closed: two servers would each think that they know what is in it."""
     try:
+        if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
+            raise Conflict(
+                f"The trajectory database {file} has another name, too.",
+                "It is a hard link; a server under the other name would not know of this one.",
+                "Remove one of the names.",
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         held = lock.open("ab")
     except OSError as error:
