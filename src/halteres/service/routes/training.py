@@ -147,10 +147,9 @@ class TrainingRoutes:
         if isinstance(body, bodies.CreateModel):
             rank = body.lora_config.rank
         elif not base:  # as the checkpoint's own client knew it; a path without a checkpoint fails in its turn
-            base = None
             with suppress(HalteresError):
                 base = self._service.checkpoints.find(body.path, tenant).base_model
-        base = self._service.base.check(self._service.base.name if base is None else base)
+        base = self._service.base.check(base or self._service.base.name)
         model_id = model_id_of(session.id, body.model_seq_id)
         self._service.refuse_model(session, model_id, rank)
         return await self._service.models.add(model_id, session.id, tenant, base, body.user_metadata)
