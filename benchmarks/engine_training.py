@@ -66,7 +66,7 @@ def measured(case: dict[str, Any], repeats: int) -> dict[str, Any]:
     """CPU seconds apart and shared, their ratio, and how far log-probabilities and gradients are from each other."""
     base, wide = model(case), case.get("wide", False)
     layout = Layout.of(base, LoraConfig(rank=16, seed=1, train_unembed=not wide))
-    flat = layout.initial(CPU, torch.float32)
+    flat = layout.initial(CPU)
     adapter = Adapter(layout, flat + 0.01 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
     examples = turns() if case.get("game") else groups(case)
     seconds: dict[bool, list[float]] = {False: [], True: []}
