@@ -147,3 +147,10 @@ def test_a_gpu_that_is_asked_for_and_not_here_is_a_finding(monkeypatch: pytest.M
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     finding = next(check for check in machine_checks() if check.name == "device")
     assert not finding.ok and "cpu or auto" in finding.remedy
+
+
+def test_a_home_that_lies_below_a_file_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "file" / "home"))
+    (check,) = (check for check in machine_checks() if check.name == "HALTERES_HOME")
+    assert not check.ok and check.found.endswith(f"{tmp_path / 'file'} is no folder")

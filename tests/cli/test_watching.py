@@ -13,14 +13,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from halteres.agent.transports.command_line import as_command
 from halteres.cli import runs
 from halteres.cli.follow import LiveView, PlainView, follow, summarise
 from halteres.errors import ProcessFailed
+from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Progress, read_progress
+from halteres.runs.reading.progress import Alert, Progress, read_progress
 from halteres.runs.state import read_state, write_state
 
 from .conftest import PROMPT
@@ -270,3 +272,10 @@ def test_a_run_resumed_after_its_last_step_tells_its_last_evaluation(finished: R
     console = pipe()
     follow(finished, console)
     assert "evaluation after step 2: 75.0% correct" in text(console)
+
+
+def test_what_to_do_about_an_alert_is_a_command() -> None:
+    remedy = Remedy((NextStep("rl_get_logs", {"run_id": "3fa9", "role": "env"}),), "mend the file.")
+    alert = Alert(rule="truncation", step=3, evidence="Most answers are cut.", remedy=remedy)
+    said = alert.text(as_command)
+    assert said == "truncation (step 3): Most answers are cut. halteres rl get-logs 3fa9 --role env; mend the file."

@@ -50,8 +50,8 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     free = shutil.disk_usage(existing).free
     yield Check(
         name="HALTERES_HOME",
-        ok=os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
-        found=f"{home}, {free / 1e9:.0f} GB free",
+        ok=existing.is_dir() and os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
+        found=f"{home}, {free / 1e9:.0f} GB free" if existing.is_dir() else f"{home}: {existing} is no folder",
         remedy="Make room, or export HALTERES_HOME=a writable folder.",
     )
     check, policy = attempt("policy", load_policy)

@@ -20,7 +20,7 @@ from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Progress, read_progress
+from halteres.runs.reading.progress import Alert, Progress, read_progress
 from halteres.runs.state import RunState
 
 POLL_S = 0.25
@@ -81,7 +81,7 @@ class PlainView(AbstractContextManager["PlainView"]):
         if progress.no_evaluation:
             self._once(progress.no_evaluation)
         for alert in progress.alerts:
-            self._once(f"alert: {alert}")
+            self._once(f"alert: {_text_of(alert)}")
 
     def _show_steps(self, progress: Progress) -> None:
         total, success = progress.total_steps, dict(progress.success_rates)
@@ -153,7 +153,7 @@ class LiveView(AbstractContextManager["LiveView"]):
         if failed := progress.unevaluated:
             table.add_row("", Text(str(failed), style="yellow"))
         for alert in progress.alerts[-2:]:
-            table.add_row("alert", Text(str(alert), style="yellow"))
+            table.add_row("alert", Text(_text_of(alert), style="yellow"))
         for sink in progress.sinks:
             table.add_row("metrics", Text(sink))
         self._live.update(Group(table, Text(self._remark, style="yellow")))
@@ -231,6 +231,12 @@ def next_command(run: RunDirectory, state: RunState) -> str:
         return f"halteres rl get-rollouts {run.run_id}"
     example = run.environment_config().get("example_question") or ((words := wording_of(run)) and words.example)
     return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
+
+
+def _text_of(alert: Alert) -> str:
+    from halteres.agent.transports.command_line import as_command  # .3 s: only where there is an alert
+
+    return alert.text(as_command)
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -36,9 +36,7 @@ class _Serve(TyperGroup):
             return super().parse_args(ctx, args)
         if "--help" in args:
             typer.echo(self.get_help(ctx))
-        from halteres.config import environ
-
-        become("halteres.service", f"--state={environ.home() / 'service'}", *args)  # of two, the last one counts
+        become("halteres.service", *args)
         raise typer.Exit
 
 

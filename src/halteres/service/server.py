@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import BaseType
-from halteres.errors import HalteresError, InvalidConfig, ServerError
+from halteres.errors import Conflict, HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
 from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, is_loopback, open_listener, url_of
 from halteres.models import TINY
@@ -70,6 +70,9 @@ async def _run(arguments: argparse.Namespace) -> None:
     try:  # beyond the loopback only with keys
         may_leave = bool(keys) or options.require_keys
         bound = open_listener(arguments.port, arguments.listen_fd, host=arguments.host, beyond=may_leave)
+    except Conflict as error:
+        next_step = f"{error.next} A second service on this machine needs a --state DIR of its own, too."
+        raise Conflict(error.what, error.why, next_step) from error
     except InvalidConfig as error:
         next_step = error.next or f"Make a key first: halteres keys create NAME --state {state}"
         raise InvalidConfig(error.what, error.why, next_step) from error
@@ -153,9 +156,9 @@ def _tls(arguments: argparse.Namespace) -> Tls | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m halteres.service", description="The training service.")
+    parser = argparse.ArgumentParser(prog="halteres serve", description="The training service.")
     add = parser.add_argument
-    add("--state", type=Path, required=True, help="directory that everything durable is kept in")
+    add("--state", type=Path, default=environ.home() / "service", help="directory that everything durable is kept in")
     add("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
     add("--port", type=int, default=8001, help="0 takes a free one")
     add("--listen-fd", type=int, help="an inherited socket that listens already")

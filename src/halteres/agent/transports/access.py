@@ -51,7 +51,11 @@ def token() -> str:
             _make(file)
         found = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"The token file {file} cannot be used.", f"{error}.", "Mend it, or remove it.") from error
+        raise InvalidConfig(
+            f"The token file {file} cannot be used.",
+            f"{getattr(error, 'strerror', None) or error}.",
+            "Make it readable, or export HALTERES_HOME=a folder that can be written.",
+        ) from error
     if len(found) < SHORTEST:
         raise InvalidConfig(
             f"The token file {file} holds no token.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 
 from halteres.config import environ
 from halteres.files import NOT_JSON, open_regular, read_regular
-from halteres.next_step import NextStep, Remedy
+from halteres.next_step import NextStep, Remedy, as_call, written
 from halteres.observe.metrics import Row, decoded, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
@@ -61,10 +61,14 @@ class Alert:
     remedy: Remedy
     times: int = 1  # how often it has spoken
 
-    def __str__(self) -> str:
+    def text(self, write: Callable[[NextStep], str] = as_call) -> str:
+        """As people read it, its calls as `write` has them."""
         often = f", {self.times} times" if self.times > 1 else ""
-        sentences = " ".join(text for text in (self.evidence, str(self.remedy)) if text)
+        sentences = " ".join(text for text in (self.evidence, written(self.remedy, write)) if text)
         return f"{self.rule} (step {self.step}{often}): {sentences}"
+
+    def __str__(self) -> str:
+        return self.text()
 
     @property
     def facts(self) -> dict[str, Any]:
