@@ -5,7 +5,7 @@ HalteresError
 │   ├── InvalidConfig        a setting is unknown, of the wrong type or out of range
 │   ├── InvalidData          a datum, group or prompt cannot be used
 │   ├── NotFound         404  a named thing does not exist
-│   └── Conflict         422  it exists already, or something else holds it (never 409: SDKs retry that for ever)
+│   └── Conflict         422  it exists already, or something else holds it (not 409, which SDKs retry for ever)
 ├── NotReady             503  ask again in a moment
 ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
 │   ├── EnvironmentFailed

@@ -62,7 +62,8 @@ def test_every_built_in_environment_describes_itself(module: str) -> None:
     kinds = [kind for kind in vars(found).values() if isinstance(kind, type) and kind.__module__ == found.__name__]
     (kind,) = (kind for kind in kinds if issubclass(kind, BaseEnv))
     shown = describe(kind, parse(["describe"]))
-    assert shown["config"]["group_size"] >= 1
+    assert shown["class_name"] == kind.__name__
+    assert shown["config"]["group_size"] == kind.config_init()[0].group_size
 
 
 def yaml(tmp_path: Path, text: str) -> Path:

@@ -118,7 +118,7 @@ async def rl_check_status(
 ) -> StatusResult:
     """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
 
-    Several runs (`run_ids`) are told in brief; their wait ends once `until` holds of all (an alert or change: of any).
+    Several runs (`run_ids`) are shown in brief; their wait ends once `until` holds of all (an alert or change: of any).
     """
     if not run_ids:
         event = Until.parse(until or "change")

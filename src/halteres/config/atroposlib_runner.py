@@ -6,7 +6,7 @@
 A script of its own: the environment's interpreter need not have Halteres.
 
 describe: what the verb prints of files that know it. VALUES is a JSON file of settings to lay over what `config_init`
-gives. Exit code 1: nothing can be told. `read` in the answer: files of the working directory that were read on the way.
+gives. Exit code 1: nothing is known. `read` in the answer: files of the working directory that were read on the way.
 
 run: `PYTHON FILE VERB …`, with what it logs to W&B as rows of METRICS. No run of W&B is opened. atroposlib puts the
 environment's registered name before its figures: NAME_0_train/x is train/x here.
