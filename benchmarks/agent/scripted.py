@@ -26,7 +26,7 @@ Body = dict[str, Any]
 ENDED = ("stopped", "completed", "failed")
 MOST_LOOKS = 12
 WAIT_S = 280
-"""What a call may take, as Codex is set up by `install-agent`."""
+"""How long a call may wait, in a client that gives it five minutes."""
 
 
 class Agent:

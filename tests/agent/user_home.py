@@ -1,23 +1,28 @@
-"""A user's home and a project, and what hosts keep there; `halteres` as a person runs it."""
+"""A user's home, a project, and stand-ins of agent clients' commands; `halteres` as a person runs it."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from halteres.cli import main as program
 
 from .transports import home_of
 
-VARIABLES = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "HERMES_HOME")
+VARIABLES = ("CLAUDE_CONFIG_DIR", "HERMES_HOME")
+
+COMMAND = """#!{python}
+import json, pathlib, sys
+with open({calls!r}, "a", encoding="utf-8") as file:
+    print(json.dumps([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]), file=file)
+"""
+"""A client's command: it notes how it was called."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,15 @@ class UserHome:
 
     home: Path
     project: Path
+    commands_folder: Path
     run: Callable[..., Ended]
+
+    def commands(self) -> list[list[str]]:
+        """How clients' commands were called, in order."""
+        calls = self.commands_folder / "calls.jsonl"
+        if not calls.exists():
+            return []
+        return [json.loads(line) for line in calls.read_text(encoding="utf-8").splitlines()]
 
     def install(self, client: str, *more: str) -> Ended:
         ended = self.run("install-agent", "--client", client, *more)
@@ -66,6 +79,13 @@ def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     project.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(project)
+    commands_folder = tmp_path / "commands"
+    commands_folder.mkdir()
+    for name in ("claude", "codex", "gemini"):
+        calls = str(commands_folder / "calls.jsonl")
+        (commands_folder / name).write_text(COMMAND.format(python=sys.executable, calls=calls), encoding="utf-8")
+        (commands_folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands_folder}{os.pathsep}{os.environ['PATH']}")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -77,93 +97,4 @@ def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert isinstance(ended.value.code, int)
         return Ended(ended.value.code, told.out, told.err)
 
-    return UserHome(home, project, run)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Where a host's settings are, and how they look with a server in them before us."""
-
-    client: str
-    file: str  # from the parent of home and project
-    skills: str
-    full: str
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        return ("--project",) if self.file.startswith("project") else ()
-
-    def servers(self, text: str) -> Any:
-        """The servers in such a file."""
-        if self.file.endswith(".toml"):
-            return tomllib.loads(text)["mcp_servers"]
-        return yaml.safe_load(text)["mcp_servers"] if self.file.endswith(".yaml") else json.loads(text)["mcpServers"]
-
-    def with_mine(self, text: str) -> str:
-        """As somebody adds a server and a comment, where comments are known."""
-        if self.file.endswith(".toml"):
-            above = text.replace("# the end", "# the end, or not\n[mcp_servers.mine]\ncommand = 'm'\n")
-            return f"{above}\n# of the next table\n[history]\npersistence = 'none'\n"
-        if self.file.endswith(".yaml"):
-            return text.replace("  time:\n", "  mine: {command: m}  # my own\n  time:\n")
-        return text.replace('"time":', '"mine": {"command": "m"}, "time":')
-
-
-CLAUDE = """{
-    "numStartups": 12,
-    "oauthAccount": {"emailAddress": "é@example.com"},
-    "mcpServers": {
-        "time": {"command": "uvx", "args": ["mcp-server-time"],
-                 "env": {}}
-    },
-    "projects": {"/p": {"history": [ ]}}
-}
-"""
-MCP_JSON = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
-GEMINI = '{\r\n\t"theme": "x",\r\n\t"mcpServers": {\r\n\t\t"time": {"command": "uvx"}\r\n\t}\r\n}\r\n'
-CODEX = """# my settings
-model = "gpt-5"   # the large one
-
-[mcp_servers.time]
-command = "uvx"  # of uv
-args = [
-  "mcp-server-time",   # no more
-]
-
-[mcp_servers.time.env]
-TZ = 'Europe/Athens'
-
-# how I like it
-[tui]
-notifications = true
-# the end"""
-HERMES = """# my settings
-model:
-  default: 'hermes-4'   # quoted on purpose
-
-mcp_servers:
-  # the clock
-  time:
-    command: "uvx"
-    args: ["mcp-server-time"]
-
-# plugins of mine
-plugins:
-    enabled:
-        - disk-cleanup  # daily
-        # - another
-    disabled: []
-toolsets: [hermes-cli]
-"""
-
-HOSTS: Mapping[str, Written] = {
-    "claude": Written("claude", "home/.claude.json", "home/.claude/skills", CLAUDE),
-    "claude, project": Written("claude", "project/.mcp.json", "project/.claude/skills", MCP_JSON),
-    "codex": Written("codex", "home/.codex/config.toml", "home/.agents/skills", CODEX),
-    "codex, project": Written("codex", "project/.codex/config.toml", "project/.agents/skills", CODEX),
-    "cursor": Written("cursor", "home/.cursor/mcp.json", "home/.cursor/skills", MCP_JSON),
-    "cursor, project": Written("cursor", "project/.cursor/mcp.json", "project/.cursor/skills", MCP_JSON),
-    "gemini": Written("gemini", "home/.gemini/settings.json", "home/.agents/skills", GEMINI),
-    "gemini, project": Written("gemini", "project/.gemini/settings.json", "project/.agents/skills", GEMINI),
-    "hermes": Written("hermes", "home/.hermes/config.yaml", "home/.hermes/skills", HERMES),
-}
+    return UserHome(home, project, commands_folder, run)

@@ -1,345 +1,466 @@
-"""Agent clients: which there are, where each keeps its settings and skills; putting us into one, and taking us out.
+"""Agent clients: how each is given our MCP server and our skills, and how both are taken out again.
 
-Every client is written to in the same way, by its settings file: the commands that some have for it (`claude mcp add`)
-could not be shown beforehand, nor say how long a call may take. No time-out is set where the client's own is long
-enough, and nothing that would let tools run unasked. A marker in each copy of a skill says which clients it is for and
-what we wrote: one that somebody else wrote or edited is neither overwritten nor removed, and that is said.
+Claude Code, Codex and Gemini CLI have a command that registers a server; it is run. Cursor's
+settings, and the `.mcp.json` of a project, are JSON, in which one entry is set. Hermes loads our
+plugin by its entry point, and any other client's settings are shown to be pasted: neither is
+edited. No key is written, and nothing that lets tools run unasked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Protocol
 
-import msgspec
-
-from halteres.agent.client_settings import (
-    ENVIRONMENTS,
-    HOME,
-    NAME,
-    Change,
-    ClientFormat,
-    Server,
-    SettingsFile,
-    backup_of,
-    content,
-)
-from halteres.agent.skills import Skill, skills
+from halteres.agent.skill_copies import FileChange, Step, content, file_step, skill_copies
 from halteres.config import environ
-from halteres.errors import UserError
+from halteres.errors import Conflict, InvalidConfig, ServerError, UserError
+
+NAME: Final = "halteres"
+HOME, ENVIRONMENTS, WAIT = "HALTERES_HOME", "HALTERES_ENVIRONMENTS", "HALTERES_LONGEST_WAIT_S"
+
+SERVERS: Final = "mcpServers"
+"""The object that lists MCP servers in JSON settings."""
+
+COMMAND_S: Final = 120.0
+"""How long a client's own command may take; Gemini's takes 12 s on two busy cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """How a client starts our server; never with a key in it."""
+
+    command: str  # absolute
+    args: tuple[str, ...]
+    env: Mapping[str, str]  # HALTERES_HOME, HALTERES_ENVIRONMENTS, where they are not the default
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The entry in a client's JSON settings."""
+        entry: dict[str, Any] = {"command": self.command, "args": list(self.args)}
+        if self.env:
+            entry["env"] = dict(self.env)
+        return entry
+
+
+class Registration(Protocol):
+    """One way in which a client learns of a server."""
+
+    def shown(self, server: McpServer) -> str:
+        """What is run, written, or to be pasted."""
+        ...
+
+    def adding(self, server: McpServer) -> Step | None:
+        """Register the server; None where that is left to the user."""
+        ...
+
+    def removing(self) -> Step | None:
+        """Take our server out; None where it is not registered, or that is left to the user."""
+        ...
+
+
+class ClientCommandFailed(ServerError):
+    """The command of an agent client that registers servers ended with an error."""
+
+    code = "client_command_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRun:
+    """A command of a client, and one before it whose failure does not matter."""
+
+    first: tuple[str, ...]
+    command: tuple[str, ...] | None = None
+
+    def make(self) -> None:
+        """Run both.
+
+        Raises:
+            ClientCommandFailed: the command failed, with what it printed; or one of both took too
+                long.
+        """
+        self._run(self.first)
+        if self.command is None:
+            return
+        ended = self._run(self.command)
+        if ended.returncode != 0:
+            printed = " ".join(ended.stdout.split())[-300:]
+            raise self._failed(self.command, f"It exited with {ended.returncode}: {printed}")
+
+    def _run(self, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise self._failed(command, f"{error}.") from error
+
+    @staticmethod
+    def _failed(command: tuple[str, ...], why: str) -> ClientCommandFailed:
+        next_ = "Run it by hand to see what it needs, then try again."
+        return ClientCommandFailed(f"`{shlex.join(command)}` failed.", why, next_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByCommand:
+    """A client whose own command edits its settings."""
+
+    add: Callable[[McpServer], tuple[str, ...]]
+    remove: tuple[str, ...]
+
+    def shown(self, server: McpServer) -> str:
+        """The command that registers the server."""
+        return shlex.join(self.add(server))
+
+    def adding(self, server: McpServer) -> Step:
+        """Remove an earlier registration, which Claude Code would not replace, and add this one."""
+        self._require()
+        run = CommandRun(command=self.add(server), first=self.remove)
+        return Step(verb="run", what=self.shown(server), changes=(run,))
+
+    def removing(self) -> Step:
+        """Run the client's command; that there was nothing to remove is no error."""
+        self._require()
+        run = CommandRun(first=self.remove)
+        return Step(verb="run", what=shlex.join(self.remove), changes=(run,))
+
+    def _require(self) -> None:
+        command = self.remove[0]
+        if shutil.which(command) is None:
+            raise UserError(
+                f"There is no command `{command}` on PATH.",
+                "It edits its client's settings, so that we need not.",
+                "Install the client, or add --print to see what to run where it is.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class InJsonFile:
+    """A client whose settings are JSON: one entry of `mcpServers` is ours, all else stays.
+
+    Raises, in every method but `shown`:
+        InvalidConfig: the file is not JSON; file and line are named.
+        Conflict: it is, and has something else where our entry belongs.
+        NotWritable: it cannot be read.
+    """
+
+    file: Path
+    within: Path
+
+    def shown(self, server: McpServer) -> str:
+        """The entry, as it would stand in a file of its own."""
+        return _json({SERVERS: {NAME: server.entry}})
+
+    def adding(self, server: McpServer) -> Step:
+        """Set our entry. Variables and other fields that a user added to it stay."""
+        document = self._read()
+        entry = self._servers(document).get(NAME, {})
+        if not isinstance(entry, dict) or ("url" in entry and "command" not in entry):
+            raise self._conflict(f"it has another server '{NAME}'")
+        env = {name: value for name, value in entry.get("env", {}).items() if name not in (HOME, ENVIRONMENTS)}
+        env.update(server.env)
+        others = {name: value for name, value in entry.items() if name != "env"}
+        document[SERVERS] = {**self._servers(document), NAME: {**others, **server.entry}}
+        if env:
+            document[SERVERS][NAME]["env"] = env
+        return self._step(document)
+
+    def removing(self) -> Step | None:
+        """Remove our entry, and the file if nothing else is in it."""
+        document = self._read()
+        servers = self._servers(document)
+        if NAME not in servers:
+            return None
+        del servers[NAME]
+        if not servers:
+            del document[SERVERS]
+        return self._step(document)
+
+    def _step(self, document: dict[str, Any]) -> Step:
+        before = content(self.file)
+        after: bytes | None = _json(document).encode()
+        if not document:
+            after = None
+        elif before is not None and document == self._read():
+            after = before
+        change = FileChange(file=self.file, before=before, after=after, within=self.within)
+        return file_step(self.file, change)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            text = (content(self.file) or b"").decode("utf-8-sig")
+            document = json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise InvalidConfig(
+                f"{self.file}{line} cannot be read: {error}.",
+                "Nothing was changed.",
+                "Repair the file, then try again; or paste what --print shows.",
+            ) from error
+        if not isinstance(document, dict):
+            raise self._conflict("it is not a JSON object")
+        return document
+
+    def _servers(self, document: dict[str, Any]) -> dict[str, Any]:
+        servers = document.get(SERVERS, {})
+        if not isinstance(servers, dict):
+            raise self._conflict(f"'{SERVERS}' is not an object")
+        return servers
+
+    def _conflict(self, why: str) -> Conflict:
+        return Conflict(
+            f"{self.file} was left as it is: {why}.", "", ("Edit it by hand; --print shows what belongs there.")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A client whose settings we do not edit: the user is shown what belongs there."""
+
+    text: Callable[[McpServer], str]
+
+    def shown(self, server: McpServer) -> str:
+        """What belongs in the client's settings."""
+        return self.text(server)
+
+    def adding(self, server: McpServer) -> Step | None:
+        """Nothing to do here."""
+
+    def removing(self) -> Step | None:
+        """Nothing to do here."""
+
+
+def this_server(project: Path | None, wait_s: int | None = None) -> McpServer:
+    """The server of this installation. A project's agents find the environments in its folder
+    `environments`.
+
+    Args:
+        project: the folder of the project; None for all that the user does.
+        wait_s: how long a call may wait, a little less than the client's own time-out, where that
+            is longer than our default.
+    """
+    script = Path(sysconfig.get_path("scripts"), NAME)
+    command, args = sys.executable, ("-m", NAME)
+    if script.is_file() and os.access(script, os.X_OK):
+        command, args = str(script), ()
+    env: dict[str, str] = {}
+    # Clients start their servers with few of the user's variables: what the user set must be handed
+    # on.
+    if environ.is_set(HOME):
+        env[HOME] = str(environ.home())
+    # The last folder follows from the home.
+    *folders, _ = environ.environment_folders()
+    if project:
+        folders.insert(0, project / "environments")
+    if folders:
+        env[ENVIRONMENTS] = os.pathsep.join(dict.fromkeys(map(str, folders)))
+    if wait_s:
+        env[WAIT] = str(wait_s)
+    return McpServer(command=command, args=(*args, "mcp"), env=env)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a client looks, for one user or within one project."""
+    """Where one client is registered and looks for skills: for one user, or within one project."""
 
-    settings: Path | None  # None: it has no such file, or none that we know of
-    skills: Path | None  # None: it gets its skills in another way
-    within: Path  # what lies above, or is this, is never removed, however empty
+    registration: Registration
+    skills: Path | None  # None: the client gets them in another way
+    within: Path  # this folder is never removed, however empty
+    then: str  # what the user does next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentClient(ClientFormat):
+class AgentClient:
     """One agent client."""
 
     name: str  # as --client has it
     title: str
     place: Callable[[Path | None], Place]  # of a project's folder, or of the user. Raises UserError
-    then: str  # what a person does next
-    then_in_project: str = ""  # the same for a project, where it is something else
-
-
-def _below(settings: str | None, skills: str) -> Callable[[Path | None], Place]:
-    """The same two places in a project and in the home."""
-
-    def place(project: Path | None) -> Place:
-        root = project or Path.home()
-        return Place(settings=root / settings if settings else None, skills=root / skills, within=root)
-
-    return place
+    wait_s: int | None = None  # see `this_server`
 
 
 def _claude(project: Path | None) -> Place:
-    """`~/.claude.json` is Claude Code's memory, too."""
     if project:
-        return Place(settings=project / ".mcp.json", skills=project / ".claude" / "skills", within=project)
-    user_home, own = Path.home(), environ.claude_config_dir()
+        return Place(
+            registration=InJsonFile(project / ".mcp.json", project),
+            skills=project / ".claude" / "skills",
+            within=project,
+            then=("start Claude Code in this folder and approve the server `halteres` when it asks; /mcp shows it."),
+        )
+    scope = ("--scope", "user")
+
+    def add(server: McpServer) -> tuple[str, ...]:
+        env = _flags("--env", server)
+        return ("claude", "mcp", "add", *scope, NAME, *env, "--", server.command, *server.args)
+
+    own = environ.claude_config_dir()
     return Place(
-        settings=(own or user_home) / ".claude.json",
-        skills=(own or user_home / ".claude") / "skills",
-        within=own or user_home,
+        registration=ByCommand(add=add, remove=("claude", "mcp", "remove", *scope, NAME)),
+        skills=(own or Path.home() / ".claude") / "skills",
+        within=own or Path.home(),
+        then="restart Claude Code; /mcp shows the server.",
     )
 
 
 def _codex(project: Path | None) -> Place:
-    """`$CODEX_HOME/skills` is read still, and deprecated (codex-rs, core-skills/src/loader.rs)."""
-    user_home = Path.home()
+    """Its command knows the user's settings alone, and sets no time-outs: its own are 10 s for a
+    start, 60 s for a call.
+    """
+    if project:
+        raise UserError(
+            "Codex is set up for all projects at once.",
+            "`codex mcp add` does not edit the settings of one project.",
+            "Leave --project out, in this folder: export HALTERES_ENVIRONMENTS=$PWD/environments first.",
+        )
+
+    def add(server: McpServer) -> tuple[str, ...]:
+        return ("codex", "mcp", "add", NAME, *_flags("--env", server), "--", server.command, *server.args)
+
     return Place(
-        settings=(project / ".codex" if project else environ.codex_home()) / "config.toml",
-        skills=(project or user_home) / ".agents" / "skills",
-        within=project or user_home,
+        registration=ByCommand(add=add, remove=("codex", "mcp", "remove", NAME)),
+        # `$CODEX_HOME/skills` is deprecated (codex-rs, core-skills/src/loader.rs).
+        skills=Path.home() / ".agents" / "skills",
+        within=Path.home(),
+        then="restart Codex; /mcp shows the server.",
+    )
+
+
+def _cursor(project: Path | None) -> Place:
+    root = project or Path.home()
+    return Place(
+        registration=InJsonFile(root / ".cursor" / "mcp.json", root),
+        # Only newer versions read `.agents/skills`.
+        skills=root / ".cursor" / "skills",
+        within=root,
+        then="open Cursor's settings, Tools & MCP, and switch `halteres` on if it is off.",
+    )
+
+
+def _gemini(project: Path | None) -> Place:
+    scope = ("--scope", "project" if project else "user")
+
+    def add(server: McpServer) -> tuple[str, ...]:
+        # Options first: behind the server's command they would be taken for its arguments.
+        return ("gemini", "mcp", "add", *_flags("--env", server), *scope, NAME, server.command, "--", *server.args)
+
+    root = project or Path.home()
+    return Place(
+        registration=ByCommand(add=add, remove=("gemini", "mcp", "remove", *scope, NAME)),
+        # It prefers this folder to its own, and shares the copies with Codex.
+        skills=root / ".agents" / "skills",
+        within=root,
+        then="restart Gemini CLI here; /mcp shows the server.",
     )
 
 
 def _hermes(project: Path | None) -> Place:
+    """The plugin brings skills of its own, and gives the tools their old names."""
     if project:
         raise UserError(
-            "Hermes has no settings of a project.", "It reads its config.yaml alone.", "Leave --project out."
+            "Hermes has no settings of a project.", ("It reads its config.yaml alone."), "Leave --project out."
         )
-    user_home = environ.hermes_home() or Path.home() / ".hermes"
-    return Place(settings=user_home / "config.yaml", skills=user_home / "skills", within=user_home.parent)
+    then = "`pip install 'halteres[mcp]'` in Hermes's own environment, if it is not this one; then restart Hermes."
+    return Place(registration=ByHand(_hermes_settings), skills=None, within=Path.home(), then=then)
 
 
-def _hermes_plugin(project: Path | None) -> Place:
-    """The plugin brings the skills itself, and gives the tools their own names instead of mcp__halteres__rl_*."""
-    place = _hermes(project)
-    if importlib.util.find_spec("hermes_cli") is None:
-        raise UserError(
-            "The plugin cannot be loaded.",
-            f"Hermes is not installed in {sys.prefix}, where Halteres is.",
-            "Install Halteres there, or leave --plugin out: the tools then come over MCP.",
-        )
-    return replace(place, skills=None)
+def _hermes_settings(server: McpServer) -> str:
+    file = (environ.hermes_home() or Path.home() / ".hermes") / "config.yaml"
+    return f"# In {file}; the plugin is found where Halteres is installed.\nplugins:\n  enabled:\n    - {NAME}\n"
 
 
-CLAUDE: Final = AgentClient(
-    name="claude",
-    title="Claude Code",
-    once={"type": "stdio"},
-    place=_claude,
-    then="restart Claude Code; /mcp shows the server.",
-    then_in_project="start Claude Code in this folder and approve the server `halteres` when it asks; /mcp shows it.",
+def _any(project: Path | None) -> Place:
+    root = project or Path.home()
+    return Place(
+        registration=ByHand(lambda server: _json({SERVERS: {NAME: server.entry}})),
+        # The folder that the Agent Skills format names.
+        skills=root / ".agents" / "skills",
+        within=root,
+        then="put this block into your client's settings, and restart it.",
+    )
+
+
+_ALL = (
+    AgentClient(name="claude", title="Claude Code", place=_claude),
+    AgentClient(name="codex", title="Codex", place=_codex),
+    AgentClient(name="cursor", title="Cursor", place=_cursor),
+    # Its own time-out of a call is ten minutes.
+    AgentClient(name="gemini", title="Gemini CLI", place=_gemini, wait_s=540),
+    AgentClient(name="hermes", title="Hermes Agent", place=_hermes),
+    AgentClient(name="generic", title="Any MCP client", place=_any),
 )
-CODEX: Final = AgentClient(
-    name="codex",
-    title="Codex",
-    format="toml",
-    servers="mcp_servers",
-    # By itself it gives a server 10 s to start and a call 60 s: a loaded machine needs more for the first, and a call
-    # that waits for a run is better long.
-    once={"startup_timeout_sec": 30, "tool_timeout_sec": 300},
-    longest_wait_s=280,
-    place=_codex,
-    then="restart Codex; /mcp shows the server.",
-    then_in_project="start Codex in this folder and trust it when it asks; /mcp shows the server.",
-)
-CURSOR: Final = AgentClient(
-    name="cursor",
-    title="Cursor",
-    place=_below(".cursor/mcp.json", ".cursor/skills"),  # `.agents/skills` only newer versions read
-    then="open Cursor's settings, Tools & MCP, and switch `halteres` on if it is off.",
-)
-GEMINI: Final = AgentClient(
-    name="gemini",
-    title="Gemini CLI",
-    longest_wait_s=540,  # its own time-out is ten minutes
-    place=_below(".gemini/settings.json", ".agents/skills"),  # which it prefers to its own; Codex shares the copy
-    then="restart Gemini CLI; /mcp shows the server.",
-    then_in_project="start Gemini CLI in this folder; /mcp shows the server.",
-)
-HERMES: Final = AgentClient(
-    name="hermes",
-    title="Hermes Agent",
-    format="yaml",
-    servers="mcp_servers",
-    place=_hermes,
-    then="restart Hermes, or say /reload-mcp.",
-)
-HERMES_PLUGIN: Final = replace(
-    HERMES, title="Hermes Agent (plugin)", plugin=True, place=_hermes_plugin, then="restart Hermes."
-)
-GENERIC: Final = AgentClient(
-    name="generic",
-    title="Any MCP host",
-    place=_below(None, ".agents/skills"),  # the place that the Agent Skills format names; settings are pasted
-    then="put this block into your host's settings, and restart it.",
-)
-_ALL = (CLAUDE, CODEX, CURSOR, GEMINI, HERMES, GENERIC)
 CLIENTS: Final[Mapping[str, AgentClient]] = {client.name: client for client in _ALL}
-
-
-MARKER: Final = ".halteres.json"
-
-Verb = Literal["write", "update", "remove", "leave", "keep"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One line of the report: a settings file, a skill."""
-
-    what: str  # its path
-    changes: tuple[Change, ...]
-    beside: tuple[Change, ...] = ()  # made too, and nobody's to know
-    kept: str = ""  # why it stays though it was to change
-
-    @property
-    def verb(self) -> Verb:
-        """What becomes of it. `leave`: nothing, for it is as it is to be."""
-        real = [change for change in self.changes if not change.is_nothing]
-        if self.kept:
-            return "keep"
-        if not real:
-            return "leave"
-        if all(change.after is None for change in real):
-            return "remove"
-        return "write" if all(change.before is None for change in real) else "update"
-
-    @property
-    def backup(self) -> Path | None:
-        """Where what was there before us is kept, if this step changes it."""
-        backups = (change for change in self.changes if change.keeps and change.before and not change.is_nothing)
-        return next((backup_of(change.file) for change in backups), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Steps, in their order: nothing is written before everything is known to be possible."""
-
-    steps: tuple[Step, ...]
-
-    def carry_out(self) -> None:
-        """Make every change. What was made before one fails stays; the same command again does the rest.
-
-        Raises:
-            Conflict, NotWritable: of the first change that cannot be made.
-        """
-        for step in self.steps:
-            for change in (*step.changes, *step.beside):
-                change.make()
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Us in a client: of a project (its folder, absolute), or of the user.
+    """Our server and skills in one client: of a project (its folder, absolute), or of the user.
 
     Raises, in every method:
-        UserError: the client has no such place; its settings are broken, or cannot be edited without harm.
+        UserError: the client has no such place; its command is missing; its settings are broken.
     """
 
     client: AgentClient
     project: Path | None = None
 
-    def adding(self) -> Plan:
-        """Skills first: the settings are what switches us on."""
-        place = self.client.place(self.project)
-        steps = [copy.adding(self.client.name) for copy in _copies(place)]
-        if file := self._settings(place):
-            steps.append(Step(what=str(file.file), changes=(file.registration(this_server(self.project)),)))
-        return Plan(tuple(steps))
+    @property
+    def place(self) -> Place:
+        """Where the client is registered and looks for skills."""
+        return self.client.place(self.project)
 
-    def removing(self) -> Plan:
-        """What is ours and nothing else; no step where nothing is."""
-        place = self.client.place(self.project)
-        file = self._settings(place)
-        changes = file.removal() if file else ()
-        steps = [Step(what=str(file.file), changes=changes)] if file and changes else []
-        copies = (copy.removing(self.client.name) for copy in _copies(place))
-        return Plan((*steps, *(step for step in copies if step)))
+    def adding(self) -> tuple[Step, ...]:
+        """Skills first: the registration is what switches us on."""
+        place = self.place
+        registered = place.registration.adding(self._server())
+        copies = skill_copies(place.skills, place.within) if place.skills else ()
+        steps = [copy.adding(self.client.name) for copy in copies]
+        return (*steps, registered) if registered else tuple(steps)
+
+    def removing(self) -> tuple[Step, ...]:
+        """Remove what is ours; no step where nothing is."""
+        place = self.place
+        registered = place.registration.removing()
+        copies = skill_copies(place.skills, place.within) if place.skills else ()
+        steps = [registered, *(copy.removing(self.client.name) for copy in copies)]
+        return tuple(step for step in steps if step)
 
     def shown(self) -> str:
-        """What is written into the client's settings, in their format."""
-        return SettingsFile(file=Path(), client=self.client, within=Path()).shown(this_server(self.project))
+        """What is run for the client, written into its settings, or to be pasted there."""
+        return self.place.registration.shown(self._server())
 
-    def _settings(self, place: Place) -> SettingsFile | None:
-        return SettingsFile(file=place.settings, client=self.client, within=place.within) if place.settings else None
-
-
-def this_server(project: Path | None) -> Server:
-    """The server of this installation. A project's agents find the environments in its folder `environments`."""
-    script = Path(sysconfig.get_path("scripts"), NAME)
-    is_there = script.is_file() and os.access(script, os.X_OK)
-    command, *args = (str(script),) if is_there else (sys.executable, "-m", NAME)
-    # Clients start their servers with few variables of the user's: what was set by hand must be handed on.
-    env = {HOME: str(environ.home())} if environ.is_set(HOME) else {}
-    *folders, _ = environ.environment_folders()  # the last one follows from the home
-    own = [project / "environments"] if project else []
-    if folders := list(dict.fromkeys(map(str, [*own, *folders]))):
-        env[ENVIRONMENTS] = os.pathsep.join(folders)
-    return Server(command=command, args=(*args, "mcp"), env=env)
+    def _server(self) -> McpServer:
+        return this_server(self.project, self.client.wait_s)
 
 
-def _copies(place: Place) -> Iterator[SkillCopy]:
-    if place.skills:
-        for skill in skills():
-            yield SkillCopy(skill=skill, folder=place.skills / skill.name, within=place.within)
+def carry_out(steps: tuple[Step, ...]) -> None:
+    """Make every change, in order. What was made before one fails stays; the same command again
+    does the rest.
+
+    Raises:
+        NotWritable, ClientCommandFailed: of the first change that cannot be made.
+    """
+    for step in steps:
+        for change in step.changes:
+            change.make()
 
 
-class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """What the marker of a copy holds."""
-
-    clients: tuple[str, ...]  # that read the copy: several read the same folder
-    files: dict[str, str]  # path within the folder -> SHA-256 of what we wrote
+def _flags(flag: str, server: McpServer) -> tuple[str, ...]:
+    return tuple(word for name, value in server.env.items() for word in (flag, f"{name}={value}"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillCopy:
-    """A skill's place in a client's folder, whether it is there or not."""
-
-    skill: Skill
-    folder: Path
-    within: Path
-
-    def adding(self, client: str) -> Step:
-        """Put it there, or bring it up to date."""
-        marker = self._marker()
-        if marker is None and self.folder.exists():
-            return self._left_alone("there is another one of this name")
-        if marker is not None and self._is_edited(marker):
-            return self._left_alone("edited since it was installed")
-        found = (file for file in sorted(self.skill.folder.rglob("*")) if file.is_file())
-        new = {
-            str(file.relative_to(self.skill.folder)): file.read_bytes()
-            for file in found
-            if "__pycache__" not in file.parts
-        }
-        stale = dict.fromkeys(name for name in (marker.files if marker else {}) if name not in new)
-        changes = [self._change(name, held) for name, held in {**new, **stale}.items()]
-        clients = tuple(sorted({*(marker.clients if marker else ()), client}))
-        marker_of_copy = Marker(clients=clients, files={name: _hash(held) for name, held in new.items()})
-        return Step(what=str(self.folder), changes=tuple(changes), beside=(self._marked(marker_of_copy),))
-
-    def removing(self, client: str) -> Step | None:
-        """Take it away, unless another client needs it; None where it is not one of ours."""
-        marker = self._marker()
-        if marker is None or client not in marker.clients:
-            return None
-        others = tuple(name for name in marker.clients if name != client)
-        if others:
-            left = self._marked(Marker(clients=others, files=marker.files))
-            return self._left_alone(f"it is for {', '.join(others)} too", left)
-        if self._is_edited(marker):
-            return self._left_alone("edited since it was installed", self._marked(None))
-        changes = tuple(self._change(name, None) for name in marker.files)
-        return Step(what=str(self.folder), changes=changes, beside=(self._marked(None),))
-
-    def _marker(self) -> Marker | None:
-        try:
-            return msgspec.json.decode(content(self.folder / MARKER) or b"", type=Marker)
-        except msgspec.DecodeError:
-            return None
-
-    def _is_edited(self, marker: Marker) -> bool:
-        files = ((content(self.folder / name), written) for name, written in marker.files.items())
-        return any(found is not None and _hash(found) != written for found, written in files)
-
-    def _change(self, name: str, after: bytes | None) -> Change:
-        file = self.folder / name
-        return Change(file=file, before=content(file), after=after, within=self.within)
-
-    def _marked(self, marker: Marker | None) -> Change:
-        held = msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n" if marker else None
-        return self._change(MARKER, held)
-
-    def _left_alone(self, why: str, *marker: Change) -> Step:
-        return Step(what=str(self.folder), changes=(), beside=marker, kept=why)
-
-
-def _hash(held: bytes) -> str:
-    return hashlib.sha256(held).hexdigest()
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

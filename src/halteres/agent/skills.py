@@ -65,8 +65,6 @@ _IGNORED = """\
 __pycache__/
 # Written by `process`
 data/
-# Settings of agent hosts as they were before `halteres install-agent`
-*.halteres.bak
 """
 
 

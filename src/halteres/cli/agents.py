@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from halteres.agent.agent_clients import Plan
+    from halteres.agent.skill_copies import Step
 
 Client = Literal["claude", "codex", "cursor", "gemini", "hermes", "generic"]
 
@@ -21,6 +21,7 @@ _VERBS: Mapping[str, tuple[str, str]] = {  # of a step: what was done, what woul
     "remove": ("removed", "would remove"),
     "leave": ("already there", "already there"),
     "keep": ("left alone", "would leave alone"),
+    "run": ("ran", "would run"),
 }
 
 
@@ -74,56 +75,52 @@ def mcp(
 
 
 def install_agent(
-    client: Annotated[Client, typer.Option(help="Which host; generic prints the block that most hosts take.")],
+    client: Annotated[Client, typer.Option(help="Which client; generic prints the block that most of them take.")],
     project: Annotated[
         bool, typer.Option("--project", help="For this folder, with its `environments`, not for all you do.")
     ] = False,
-    show: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Show what would be run or written, and do nothing.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take it all out again.")] = False,
-    plugin: Annotated[
-        bool, typer.Option("--plugin", help="Hermes: as its plugin, where both share an environment; not over MCP.")
-    ] = False,
 ) -> None:
-    """Give an agent host the rl_* tools and the skills; what is there already stays, and no key is written."""
-    from halteres.agent.agent_clients import CLIENTS, HERMES_PLUGIN, Installation
+    """Give an agent client the rl_* tools and the skills; what is there already stays, and no key is written."""
+    from halteres.agent.agent_clients import CLIENTS, ByHand, Installation, carry_out
     from halteres.agent.transports.mcp import require
-    from halteres.errors import UserError
 
-    if plugin and client != "hermes":
-        why = f"{CLIENTS[client].title} takes the tools over MCP."
-        raise UserError("--plugin is for Hermes.", why, "Leave it out.")
-    host = HERMES_PLUGIN if plugin else CLIENTS[client]
+    host = CLIENTS[client]
     installation = Installation(host, Path.cwd() if project else None)
-    if remove:
-        _carry_out(host.title, installation.removing(), show=show)
+    if show:
+        if not remove:
+            typer.echo(installation.shown().rstrip("\n"))
+            return
+        _report(host.title, installation.removing(), show=True)
         return
-    if not plugin:
-        require()  # what the host would only find out when it starts the server
-    plan = installation.adding()
-    is_pasted = show or host.place(installation.project).settings is None
+    if remove:
+        steps = installation.removing()
+        carry_out(steps)
+        _report(host.title, steps)
+        return
+    # What the client would only find out when it starts the server.
+    require()
+    is_pasted = isinstance(installation.place.registration, ByHand)
+    steps = installation.adding()
+    carry_out(steps)
     if is_pasted:
         typer.echo(installation.shown().rstrip("\n"))
-    _carry_out(host.title, plan, show=show, to_stderr=is_pasted)
-    if not show:
-        then = (host.then_in_project if project else "") or host.then
-        then = f'{then}\nThen ask: "Train a model on arithmetic with the rl tools. '
-        typer.echo(f'Next: {then}What did it gain?"', err=is_pasted)
-        if installation.project:
-            note = "What was written names paths of this machine: elsewhere, run the same command again."
-            typer.echo(note, err=is_pasted)
+    _report(host.title, steps, to_stderr=is_pasted)
+    typer.echo(f"Next: {installation.place.then}", err=is_pasted)
+    typer.echo('Then ask: "Train a model on arithmetic with the rl tools. What did it gain?"', err=is_pasted)
+    if installation.project:
+        note = "What was written names paths of this machine: elsewhere, run the same command again."
+        typer.echo(note, err=is_pasted)
 
 
-def _carry_out(title: str, plan: Plan, *, show: bool, to_stderr: bool = False) -> None:
-    """Do it, and say so: on stderr where standard output is for what is to be pasted."""
-    if not show:
-        plan.carry_out()
+def _report(title: str, steps: Sequence[Step], *, show: bool = False, to_stderr: bool = False) -> None:
+    """Say what was done; on stderr where standard output is for what is to be pasted."""
     typer.echo(title, err=to_stderr)
-    for step in plan.steps:
-        why = f" ({step.kept})" if step.kept else ""
+    for step in steps:
+        why = f" ({step.why})" if step.why else ""
         typer.echo(f"  {_VERBS[step.verb][show]:17} {step.what}{why}", err=to_stderr)
-        if step.backup:
-            typer.echo(f"  {'':17} as it was: {step.backup}", err=to_stderr)
-    if not plan.steps:
+    if not steps:
         typer.echo("  nothing of ours is there", err=to_stderr)
 
 
@@ -137,5 +134,5 @@ def init(
     for laid in lay_out(folder):
         typer.echo(f"  {laid.outcome:14} {laid.file}")
     here = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    typer.echo(f"Next, an agent: {here}halteres install-agent --project --client claude  # or codex, cursor, gemini")
+    typer.echo(f"Next, an agent: {here}halteres install-agent --project --client claude  # or cursor, gemini")
     typer.echo(f"Or by hand: export HALTERES_ENVIRONMENTS={shlex.quote(str(folder / ENVIRONMENTS))}; halteres env list")

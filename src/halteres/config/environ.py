@@ -238,11 +238,6 @@ def claude_config_dir() -> Path | None:
     return _folder("CLAUDE_CONFIG_DIR")
 
 
-def codex_home() -> Path:
-    """CODEX_HOME: where Codex keeps a user's settings (default ~/.codex)."""
-    return _folder("CODEX_HOME") or Path.home() / ".codex"
-
-
 def environment_folders() -> tuple[Path, ...]:
     """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then HALTERES_HOME/environments."""
     given = (os.environ.get("HALTERES_ENVIRONMENTS") or "").split(os.pathsep)
