@@ -16,7 +16,6 @@ from types import MappingProxyType
 from halteres.errors import InvalidData, nearest
 
 CLIP_LOW, CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
-CUSTOM = "custom"
 STABLE_REINFORCE = "stable_reinforce"
 SEQUENCE_RATIO_MASK = "sequence_ratio_mask"
 
@@ -58,7 +57,6 @@ LOSSES: Mapping[str, LossKind] = MappingProxyType(
         STABLE_REINFORCE: LossKind(
             _SAMPLED, {"kl_coeff": 0.0}, sequences=True, ratio_bounded=True, kl_setting="kl_coeff"
         ),
-        CUSTOM: LossKind((), multi_target=True),
     }
 )
 """Every loss that is computed. Each engine maps these names to its own formulas."""

@@ -17,7 +17,6 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.passes import run_pass
 from halteres.errors import NotFound
 
-from .custom_losses import custom
 from .requests import CROSS_ENTROPY, from_folder
 from .torch_fixtures import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
 
@@ -28,7 +27,7 @@ SMALL = Limits(pass_tokens=64)
 
 @pytest.fixture
 def slices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of all passes, in the order in which they ran: each micro-batch, or slice of a custom loss, as the datums
+    """Of all passes, in the order in which they ran: each micro-batch as the datums
     of its pass."""
     ran: list[int] = []
 
@@ -199,17 +198,6 @@ async def test_an_engine_that_closes_does_not_wait_for_a_disk(
         await slow_disk.asked()
     with pytest.raises(EngineGone):
         await loading
-
-
-async def test_a_custom_loss_gives_turns_away_after_every_datum(model_folder: Path, slices: list[int]) -> None:
-    loss = custom(lambda logprobs: (logprobs.sum(), {}))
-    async with running(model_folder) as engine:
-        await two_adapters(engine)
-        long = asyncio.create_task(engine.forward_backward("a", lessons(12), loss))
-        short = asyncio.create_task(engine.forward_backward("b", lessons(1), CROSS_ENTROPY))
-        await asyncio.gather(long, short)
-        assert slices.count(12) >= 12
-        assert slices[:3] == [12, 1, 12]
 
 
 async def test_a_long_pass_goes_on_beside_clients_that_ask_again_and_again(

@@ -122,7 +122,6 @@ def never_were() -> dict[str, str]:
 
 
 PROJECT = {"project_id": "p"}
-GRAPH = {"format": 1, "nodes": []}
 CHECKPOINT = "/api/v1/training_runs/{model}/checkpoints/weights/kept"
 CALLS: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/get_info", {"model_id": "{model}"}),
@@ -142,7 +141,6 @@ CALLS: list[tuple[str, str, Any]] = [
     ("GET", "/api/v1/sessions/{session}", None),
     ("GET", "/api/v1/sessions/{session}/trace_export", None),
     ("PUT", "/api/v1/sessions/{session}/project", PROJECT),
-    ("POST", "/api/v1/create_custom_loss", {"session_id": "{session}", "custom_loss_seq_id": 0, "graph": GRAPH}),
     (
         "POST",
         "/api/v1/create_sampling_session",

@@ -75,12 +75,9 @@ def test_narrow_dtypes_are_widened() -> None:
     assert (array.dtype, values(array)) == ("float32", [1.5, -0.25])
 
 
-def test_a_scalar_is_one_for_a_custom_loss_alone() -> None:
+def test_one_value_without_a_shape_is_one_token() -> None:
     one = pb.Tensor(dense=np.float32(0.5).tobytes(), dtype=pb.DTYPE_FLOAT32)
-    assert read(one, "custom", "beta").shape == ()
     assert read(one, "ppo", "advantages").shape == (1,)
-    token = pb.Tensor(dense=np.int64(5).tobytes(), dtype=pb.DTYPE_INT64)
-    assert read(token, "custom", "target_tokens").shape == (1,)
 
 
 def sparse(crow: list[int], col: list[int], shape: list[int], count: int = 3) -> pb.Tensor:

@@ -65,7 +65,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "retrieve_future": {"request_id": "x", "allow_metadata_only": True},
     "retrieve_futures": {"target": {"sampling_session_id": SAMPLER}, "prev_cursor": 0, "timeout": 0},
     "cancel_future": {"request_id": "x"},
-    "create_custom_loss": {"session_id": SESSION, "custom_loss_seq_id": 0, "name": "f", "inputs": [], "graph": {}},
     "sessions/search": {"user_metadata": {}, "owner": {"type": "own"}, "limit": 5, "statuses": [{"type": "active"}]},
     "session_heartbeat": {"session_id": SESSION},
     "copy_weights": {"source_path": "tinker://x/weights/y", "session_id": SESSION, "model_seq_id": 901},

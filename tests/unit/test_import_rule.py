@@ -50,7 +50,6 @@ ROOMS = {
         "engine.connection",
         "engine.process",
         "engine.folders",
-        "engine.loss_graphs",
         "engine.stream_buffer",
         "engine.shapes",
     ),

@@ -17,11 +17,9 @@ import msgspec
 import numpy as np
 
 from halteres.engine.folders import digest
-from halteres.engine.loss_graphs import check_custom
 from halteres.engine.protocol import (
     Adam,
     Array,
-    CustomLoss,
     Datum,
     DType,
     ExtraLogprobs,
@@ -32,7 +30,7 @@ from halteres.engine.protocol import (
     WeightsDamaged,
 )
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError
-from halteres.losses import CLIP_HIGH, CLIP_LOW, CUSTOM, LossKind, complete_settings, find_kind
+from halteres.losses import CLIP_HIGH, CLIP_LOW, LossKind, complete_settings, find_kind
 
 MAX_SAMPLES = 4096  # sequences of one sampling request
 MAX_TEMPERATURE = 1e6
@@ -245,16 +243,7 @@ def check_streamed(extra: ExtraLogprobs) -> None:
 
 def complete_loss(spec: LossSpec) -> Mapping[str, float]:
     """The loss's settings, defaults filled in."""
-    settings = complete_settings(spec.name, spec.config)
-    if (spec.name == CUSTOM) != (spec.custom is not None):
-        raise InvalidData(
-            f"The loss '{spec.name}' was sent {'with' if spec.custom else 'without'} a graph.",
-            "The loss 'custom' has one, no other has.",
-            "Make one with create_custom_loss and send its id.",
-        )
-    if spec.custom is not None:
-        check_custom(spec.custom)
-    return settings
+    return complete_settings(spec.name, spec.config)
 
 
 def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Mapping[str, float]:
@@ -267,21 +256,16 @@ def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Map
         where = f"Datum {index}"
         _check_tokens(tokens_of(datum.tokens), f"{where}: model_input", model)
         shape = _check_targets(datum, kind, where, model)
-        if loss.custom is not None:
-            _check_custom_inputs(datum, loss.custom, shape, where)
-        else:
-            _check_inputs(datum, kind, config, shape, where)
+        _check_inputs(datum, kind, config, shape, where)
     return config
 
 
 def inputs_of(datum: Datum, loss: LossSpec, config: Mapping[str, float]) -> dict[str, np.ndarray]:
     """What the loss reads of a checked datum beside its targets.
 
-    Of the losses that the Tinker API names: float32, shaped as the targets, thresholds among them where the loss has
-    some, one per token, and int32 `SEQUENCES` where it reads them. Of a custom loss: the arrays as they came.
+    float32, shaped as the targets, thresholds among them where the loss has some, one per token, and int32 `SEQUENCES`
+    where it reads them.
     """
-    if loss.custom is not None:
-        return {name: array(datum.inputs[name]) for name, _ in loss.custom.inputs[1:]}
     kind = find_kind(loss.name)
     inputs = {name: array(datum.inputs[name]) for name in kind.inputs}
     if kind.clips:
@@ -313,7 +297,7 @@ def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -
     if wide and not kind.multi_target:
         raise InvalidData(
             f"{where}: '{TARGETS}' has shape {list(value.shape)}, several targets per token.",
-            "Only cross_entropy and custom losses understand that.",
+            "Only cross_entropy understands that.",
             f"Send shape [{length}].",
         )
     if wide and not 1 <= value.shape[1] <= MAX_TARGETS:
@@ -364,25 +348,6 @@ def _check_inputs(
                 "This loss trains sampled tokens alone.",
                 "Give it the advantage 0, or name the sequence it was sampled in (Datum.with_provenance).",
             )
-
-
-def _check_custom_inputs(datum: Datum, custom: CustomLoss, shape: tuple[int, ...], where: str) -> None:
-    (_, rank), *others = custom.inputs
-    if len(shape) != rank:
-        raise InvalidData(
-            f"{where}: '{TARGETS}' has shape {list(shape)}.",
-            f"The custom loss takes logprobs of rank {rank}, and they are shaped as the targets.",
-        )
-    for name, rank in others:
-        value = _input(datum, name, where)
-        rows = value.shape[:1] if rank else ()
-        if len(value.shape) != rank or rows not in ((), shape[:1]):
-            expected = ["a scalar, shape []", f"shape [{shape[0]}]", f"shape [{shape[0]}, K]"][rank]
-            raise InvalidData(
-                f"{where}: '{name}' has shape {list(value.shape)}.",
-                f"The custom loss declared rank {rank}: {expected}.",
-            )
-        _check_array(value, name, value.dtype, value.shape, where)
 
 
 def _input(datum: Datum, name: str, where: str) -> Array:

@@ -12,7 +12,7 @@ Every call but `sample` is executed in the order in which the service sends it f
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -53,19 +53,11 @@ class Datum(msgspec.Struct, frozen=True, kw_only=True):
     sequences: bytes | None = None  # N int32: the sampled sequence of each target, from 1 on; 0 is none
 
 
-class CustomLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss that a client wrote as a graph of operations: data, never code. `engine.loss_graphs` checks it."""
-
-    inputs: tuple[tuple[str, int], ...]  # names and ranks (0, 1 or 2), `logprobs` first
-    nodes: tuple[dict[str, Any], ...]  # in order: op, name, target, args, kwargs
-
-
 class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which loss, with its settings; those that are absent have the defaults of `halteres.losses`."""
 
     name: str
     config: dict[str, float] = {}
-    custom: CustomLoss | None = None  # of the loss named "custom"
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):

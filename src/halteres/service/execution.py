@@ -24,16 +24,15 @@ from typing import TypeVar
 
 import msgspec
 
-from halteres.engine.loss_graphs import checked
-from halteres.engine.protocol import Adam, CustomLoss, LoraConfig, LossSpec, PassResult, Saved, StepResult, Trains
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, UserError, boundary
+from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, Saved, StepResult, Trains
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoint_folders import Kind, TinkerPath, refuse_token
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.conversion import encryption_to, write_export
 from halteres.service.durable.futures import Outcome, binary_result, result
-from halteres.service.durable.journal import CUSTOM_LOSSES, Journal, Recorded
+from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet, with_failover
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
@@ -58,7 +57,6 @@ class Training:
     sessions: Sessions
     samplers: Samplers
     snapshots: Snapshots
-    losses: CustomLosses
     base: BaseModel
     refuse_stable_reinforce: bool
 
@@ -114,7 +112,7 @@ class Training:
                 "Its formula is not public, and the operator wants none of ours under its name.",
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
-        passed = await self.adapters.run(model, lambda engine: run_pass(engine, model, request, self.losses))
+        passed = await self.adapters.run(model, lambda engine: run_pass(engine, model, request))
         model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
@@ -197,47 +195,8 @@ class Training:
         )
 
 
-MAX_LOSSES = 1000  # custom losses of one session; the SDK makes each of them once
 ADAM = ("adamw", "adam")  # the optimiser's names; both mean decoupled decay
 POINT_SHARE = 20  # A restore point is taken only after so many times its own cost
-
-
-class CustomLosses:
-    """Graphs of operations that clients wrote as losses, by session."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._known: dict[tuple[str, str], CustomLoss] = {}  # by session and id
-
-    async def open(self) -> None:
-        """Know again those of an earlier life of the service."""
-        for row in await self._journal.rows(CUSTOM_LOSSES):
-            self._known[row["session_id"], row["id"]] = msgspec.convert(row["loss"], CustomLoss)
-
-    async def create(self, session_id: str, seq: int, name: str, inputs: object, graph: object) -> str:
-        """Check and record a graph as it came, and its inputs `[{"name": ..., "rank": ...}, ...]`; returns its id, for
-        a repeated sequence number the first one's. InvalidData names the node that is not allowed."""
-        loss_id = f"{session_id}:loss:{seq}"
-        if (session_id, loss_id) in self._known:
-            return loss_id
-        if sum(session == session_id for session, _ in self._known) >= MAX_LOSSES:
-            raise UserError(f"This session has {MAX_LOSSES} custom losses.", next="Use those, or make a new session.")
-        loss = checked(graph, inputs)
-        facts = {"id": loss_id, "session_id": session_id, "seq": seq, "name": name, "created_at": time.time()}
-        await self._journal.put(CUSTOM_LOSSES, **facts, loss=msgspec.to_builtins(loss))
-        self._known[session_id, loss_id] = loss
-        return loss_id
-
-    def find(self, session_id: str, loss_id: str | None) -> CustomLoss:
-        """The custom loss of this id."""
-        found = self._known.get((session_id, loss_id or ""))
-        if found is None:
-            raise NotFound(
-                f"There is no custom loss '{loss_id}' in this session.",
-                "A custom loss belongs to the session that made it.",
-                "Make it with create_custom_loss.",
-            )
-        return found
 
 
 async def create_adapter(engine: Trains, model: Model, request: Request) -> None:
@@ -249,13 +208,12 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     model.lora = lora
 
 
-async def run_pass(engine: Trains, model: Model, request: Request, losses: CustomLosses) -> PassResult:
+async def run_pass(engine: Trains, model: Model, request: Request) -> PassResult:
     """A forward-backward or forward pass."""
     body = request.of(PassRequest)
     if body.flaw is not None:
         raise body.flaw
-    custom = losses.find(model.session_id, body.loss_id) if body.loss == "custom" else None
-    loss = LossSpec(name=body.loss, config=dict(body.config), custom=custom)
+    loss = LossSpec(name=body.loss, config=dict(body.config))
     return await engine.forward_backward(model.id, body.data, loss, body.forward_only)
 
 
@@ -294,14 +252,13 @@ class Adapters:
         fleet: Fleet,
         journal: Journal,
         snapshots: Snapshots,
-        losses: CustomLosses,
         points: Path,
         tasks: asyncio.TaskGroup,
         budget: WeightsBudget,
         *,
         replay_s: float,
     ) -> None:
-        self._fleet, self._journal, self._snapshots, self._losses = fleet, journal, snapshots, losses
+        self._fleet, self._journal, self._snapshots = fleet, journal, snapshots
         self._points, self._tasks, self._budget, self._replay_s = points, tasks, budget, replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back = self.bring_back
@@ -372,7 +329,7 @@ class Adapters:
             if row.kind == "create_model":
                 await create_adapter(engine, model, request)
             elif row.kind in PASSES:
-                await run_pass(engine, model, request, self._losses)
+                await run_pass(engine, model, request)
             else:
                 await step(engine, model, request)
             model.placement.gradient = row.kind in PASSES

@@ -24,9 +24,9 @@ from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boun
 from halteres.process import steady_time
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints import Checkpoints
-from halteres.service.durable.futures import AT_ONCE, LOST_SAMPLE, SAMPLE, Futures, failure, outcome_of_earlier
+from halteres.service.durable.futures import LOST_SAMPLE, SAMPLE, UNLOAD_MODEL, Futures, failure, unloaded
 from halteres.service.durable.journal import FILE, Journal
-from halteres.service.execution import Adapters, CustomLosses, Training
+from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, Threads
@@ -73,12 +73,11 @@ class Service:
         self.tokenizer: Tokenizer = load_tokenizer(str(base.folder))
         self.futures, self.threads = Futures(journal), Threads()
         self.sessions = Sessions(journal)
-        self.losses = CustomLosses(journal)
         budget = WeightsBudget.of(base.folder, options.weights_bytes)
         self.snapshots = Snapshots(fleet, state / "spill", tasks, budget)
         self.checkpoints = Checkpoints(journal, state, options.limits, on_removed=self.snapshots.forget)
         self.adapters = Adapters(
-            fleet, journal, self.snapshots, self.losses, state / "points", tasks, budget, replay_s=options.replay_s
+            fleet, journal, self.snapshots, state / "points", tasks, budget, replay_s=options.replay_s
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
         logprobs, limits = options.sample_logprobs, options.limits
@@ -92,7 +91,6 @@ class Service:
             sessions=self.sessions,
             samplers=self.samplers,
             snapshots=self.snapshots,
-            losses=self.losses,
             base=base,
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
@@ -174,8 +172,8 @@ class Service:
             try:
                 if row.kind == GENERATE:
                     self.futures.settle(future, LOST_SAMPLE)
-                elif row.kind in AT_ONCE:
-                    self.futures.settle(future, outcome_of_earlier(row))
+                elif row.kind == UNLOAD_MODEL:
+                    self.futures.settle(future, unloaded(row.subject))
                 elif (model := self.models.of_id(row.subject)) is None or row.seq is None:
                     raise NotFound(
                         f"There is no training run '{row.subject}' here.", next="Make a new training client."
@@ -222,7 +220,6 @@ async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | 
             service = Service(state, base, fleet, journal, tasks, options or Options())
             await service.sessions.open()
             await service.checkpoints.open()
-            await service.losses.open()
             await service.models.open()
             await service.samplers.open(service.models)
             await service.recover()

@@ -82,14 +82,9 @@ TRAINING = (
         source="tinker 0.38.0 lib/public_interfaces/training_client.py",
     ),
     Must(
-        id="custom:server-side",
-        says="a traced loss runs on the server and equals the same loss in torch, gradient and metrics included",
-        source="tinker 0.38.0 lib/public_interfaces/custom_loss.py; recorded traffic (cfg-custom_loss_server)",
-    ),
-    Must(
-        id="custom:whitelist",
-        says="a graph is data: what is not on the list of operations is refused at creation, and sizes are bounded",
-        source="our choice",
+        id="custom:not-on-the-server",
+        says="a graph of operations is refused in one sentence, and the flag that offers them is false",
+        source="tinker 0.38.0 lib/public_interfaces/service_client.py, _create_custom_loss_submit; our choice",
     ),
     Must(
         id="optim:adamw",

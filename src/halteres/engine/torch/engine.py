@@ -127,7 +127,7 @@ class TorchEngine:
             budget = self._budgets.setdefault(adapter, PassBudget.of(self._limits))
             return run_pass(self._base, self._info, found, data, loss, budget, forward_only=forward_only)
 
-        return await self._in_slices("forward_backward", (adapter,), begin, batches=loss.custom is None)
+        return await self._in_slices("forward_backward", (adapter,), begin, batches=True)
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
         return await self._call("optim_step", (adapter,), lambda: self._adapter(adapter).step(adam))

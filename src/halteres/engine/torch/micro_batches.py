@@ -27,7 +27,7 @@ class Example:
 
     tokens: np.ndarray  # N, int64
     targets: np.ndarray  # N or N x K, int64
-    inputs: dict[str, np.ndarray]  # shaped as the targets; of a custom loss anyhow
+    inputs: dict[str, np.ndarray]  # shaped as the targets
     index: int = 0  # in its request
 
     def __len__(self) -> int:

@@ -19,7 +19,6 @@ from halteres.engine.checks import complete_loss
 from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter, Lora, LoraWeights
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.custom_loss import CustomObjective
 from halteres.engine.torch.limits import PassBudget, is_out_of_memory, let_go
 from halteres.engine.torch.losses import LOSSES, PerToken, Value
 from halteres.engine.torch.micro_batches import MicroBatch, micro_batches, read_examples
@@ -47,7 +46,7 @@ class PendingBatch:
     budget: PassBudget
     adapter: Adapter
     batch: MicroBatch
-    objective: PerToken | CustomObjective
+    objective: PerToken
     forward_only: bool
     outcome: Outcome | HalteresError | None = None  # once it was computed
 
@@ -56,16 +55,13 @@ class PendingBatch:
         alike = all(other.forward_only == self.forward_only for other in others)
         return alike and sum(other.batch.size for other in others) + self.batch.size <= tokens
 
-    def settle(self) -> Generator[None, None, Outcome]:
-        """Its outcome, computed now if it was not before; a custom loss in slices."""
+    def settle(self) -> Outcome:
+        """Its outcome, computed now if it was not before."""
         if self.outcome is None:
             gradient = not self.forward_only
             with torch.set_grad_enabled(gradient):
                 found = self.logprobs()
-            if isinstance(self.objective, PerToken):
-                value = self.objective.value(found.detach(), self.batch, gradient)
-            else:
-                value = yield from self.objective(found.detach(), self.batch, gradient)
+            value = self.objective.value(found.detach(), self.batch, gradient)
             self.outcome = Outcome(found.detach(), value)
             _backward([self], [found], [self.outcome])
         if isinstance(self.outcome, HalteresError):
@@ -122,7 +118,6 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
     outcomes: list[Outcome | HalteresError] = []
     for one, logprobs in zip(pending, found, strict=True):
         try:
-            assert isinstance(one.objective, PerToken)  # noqa: S101 - a custom loss is computed alone
             outcomes.append(Outcome(logprobs.detach(), one.objective.value(logprobs.detach(), one.batch, gradient)))
         except HalteresError as failure:
             outcomes.append(failure)
@@ -164,11 +159,11 @@ def run_pass(
     finds no memory is tried again in halves, and those after it, also of later passes, are no larger.
 
     Raises:
-        InvalidData: unknown loss or setting, an unusable datum, or a custom loss that fails.
+        InvalidData: unknown loss or setting, or an unusable datum.
         LossNotFinite: the first token whose loss is NaN or infinite, by datum and position.
     """
     examples = read_examples(data, loss, info)
-    objective = CustomObjective(loss.custom) if loss.custom else PerToken(LOSSES[loss.name], complete_loss(loss))
+    objective = PerToken(LOSSES[loss.name], complete_loss(loss))
     logprobs: dict[int, Array] = {}
     metrics: list[Mapping[str, float]] = [{"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}]
     adapter.begin_pass()
@@ -194,9 +189,8 @@ def _outcome(pending: PendingBatch) -> Generator[PendingBatch | None, None, Outc
     """Of one micro-batch; None: it found no memory, and the budget is smaller now."""
     batch, budget = pending.batch, pending.budget
     try:
-        if isinstance(pending.objective, PerToken):
-            yield pending
-        return (yield from pending.settle())
+        yield pending
+        return pending.settle()
     except Exception as error:
         if not is_out_of_memory(error) or not budget.shrink(batch.size, batch.rows):
             raise

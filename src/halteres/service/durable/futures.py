@@ -3,8 +3,8 @@
     accepted (a row in the journal) ─▶ settled: a result | a failure
          └── the service ends ─▶ adopted by the next one, under the same id
 
-create_custom_loss and unload_model need no engine: they are settled before they are answered. Their work is done before
-the row is in the journal, and may be repeated: a row that is open when the service ends tells of work that was done.
+unload_model is settled before it is answered. Its work is done before the row is in the journal, and may be
+repeated: a row that is open when the service ends tells of work that was done.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any
 
 import msgspec
 
-from halteres.engine.loss_graphs import checked
 from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
 from halteres.service.durable.journal import Entry, Journal, Recorded, State
 from halteres.service.keys import Tenant
-from halteres.service.wire.bodies import JSON, PROTOBUF, CreateCustomLoss, read
+from halteres.service.wire.bodies import JSON, PROTOBUF
 
 POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
 KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
@@ -289,8 +288,7 @@ class Futures:
         self._by_key.pop(future.key, None)
 
 
-CREATE_LOSS, UNLOAD_MODEL = "create_custom_loss", "unload_model"
-AT_ONCE = (CREATE_LOSS, UNLOAD_MODEL)
+UNLOAD_MODEL = "unload_model"
 
 
 async def settled_at_once(futures: Futures, entry: Entry, work: Awaitable[Outcome]) -> Future:
@@ -303,23 +301,6 @@ async def settled_at_once(futures: Futures, entry: Entry, work: Awaitable[Outcom
     if new:
         futures.settle(future, outcome)
     return future
-
-
-def outcome_of_earlier(row: Entry) -> Outcome:
-    """The outcome of a request whose work an earlier life of the service did."""
-    if row.kind == UNLOAD_MODEL:
-        return unloaded(row.subject)
-    try:
-        body = read(row.body, CreateCustomLoss)
-        checked(body.graph, body.inputs)
-    except HalteresError as error:
-        return failure(error)
-    return loss_created(row.key)
-
-
-def loss_created(loss_id: str) -> Outcome:
-    """Of create_custom_loss."""
-    return result({"type": CREATE_LOSS, "loss_id": loss_id})
 
 
 def unloaded(model_id: str) -> Outcome:

@@ -9,7 +9,6 @@ models         training runs, each with the point from which its adapter can be 
 samplers       sampling sessions
 checkpoints    named weights on disk
 burnt          sequence numbers that a refused request used up
-custom_losses  graphs of operations that clients wrote, by session
 """
 
 from __future__ import annotations
@@ -137,18 +136,6 @@ BURNT = Table(
     sa.Column("model_id", sa.String, primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True),
 )
-
-CUSTOM_LOSSES = Table(
-    "custom_losses",
-    SCHEMA,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("session_id", sa.String, nullable=False, index=True),
-    sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("name", sa.String, nullable=False),  # of the client's function
-    sa.Column("loss", sa.JSON, nullable=False),  # CustomLoss, checked
-    sa.Column("created_at", sa.Float, nullable=False),
-)
-
 
 State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 """A request that was refused never reached its turn; all others that have ended were executed."""

@@ -49,7 +49,8 @@ CLIENT_FLAGS = {
     # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
     "sample_use_retrieve_futures": False,
     "sample_join_sampling_session": False,  # the number that a copy draws by itself is as good, and costs no request
-    "custom_loss_server_side": True,  # one pass instead of two, and no torch needed by the client
+    # The SDK then computes a custom loss itself: a forward, and a cross_entropy whose weights are its gradient.
+    "custom_loss_server_side": False,
 }
 """What steers a client for its life; everything else keeps the SDK's defaults. Older SDKs know fewer of them."""
 

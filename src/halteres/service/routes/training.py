@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from halteres.errors import HalteresError, InvalidData, NotFound
+from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.durable import futures
 from halteres.service.durable.journal import Entry, new_id
@@ -168,19 +168,12 @@ class TrainingRoutes:
         }
 
     async def _create_custom_loss(self, request: HttpRequest) -> Any:
-        """What is wrong with the graph is its future's failure."""
-        raw, tenant = await body_of(request, bodies.PROMPT_BYTES), tenant_of(request)
-        body = await self._threads.run(tenant, len(raw), lambda: bodies.read(raw, bodies.CreateCustomLoss))
-        session, seq = self._service.sessions.find(body.session_id, tenant), body.custom_loss_seq_id
-
-        async def create() -> futures.Outcome:
-            losses = self._service.losses
-            return futures.loss_created(await losses.create(session.id, seq, body.name, body.inputs, body.graph))
-
-        key = f"{session.id}:loss:{seq}"
-        entry = Entry(key=key, kind=futures.CREATE_LOSS, subject=session.id, tenant=tenant, seq=seq, body=raw)
-        future = await futures.settled_at_once(self._service.futures, entry, create())
-        return {"request_id": future.request_id}
+        """No SDK asks this after reading our `custom_loss_server_side`."""
+        raise UserError(
+            "Custom losses are computed by the client here.",
+            "This service runs no code or graph of a client's.",
+            "forward_backward_custom does that with every SDK; its flag custom_loss_server_side is false.",
+        )
 
     async def _unload_model(self, request: HttpRequest) -> Any:
         body = await body_of(request)

@@ -27,7 +27,7 @@ MAX_BODY_BYTES = 256 * 2**20  # what a body may have after decompression; the SD
 
 MAX_JSON_BYTES = 32 * 2**20  # ... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock
 SMALL_BYTES = 2**16  # of a body that carries neither datums nor prompts; a session's metadata are in one
-PROMPT_BYTES = 2**24  # of a body with prompts, or with a custom loss
+PROMPT_BYTES = 2**24  # of a body with prompts
 HEAD_BYTES = 512  # of a broken body: enough for the fields that come first
 PIECE_BYTES = 1024  # compressed bytes that are unpacked at a time: they become 32 MiB at most
 
@@ -237,16 +237,6 @@ class Sample(msgspec.Struct, kw_only=True):
     topk_sample_logprobs: Small = 0
     target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: Small = 0
-
-
-class CreateCustomLoss(msgspec.Struct, kw_only=True):
-    """POST create_custom_loss. What the graph may hold, `engine.loss_graphs` says."""
-
-    session_id: str
-    custom_loss_seq_id: Counter
-    name: str = ""
-    inputs: list[Any] = []
-    graph: Metadata = {}
 
 
 class Ttl(msgspec.Struct, kw_only=True):

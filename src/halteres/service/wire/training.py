@@ -152,7 +152,6 @@ class PassRequest:
     data: tuple[Datum, ...]
     loss: str
     config: Mapping[str, float]
-    loss_id: str | None  # of the loss named "custom"
     forward_only: bool
     flaw: HalteresError | None  # why its data cannot be used: the future's failure, not the request's
 
@@ -246,7 +245,6 @@ def read_pass(body: bytes) -> PassRequest:
         data=data,
         loss=message.loss_fn,
         config={**message.loss_fn_config, **{name: value.number for name, value in newer.items()}},
-        loss_id=message.loss_fn_config_v2["loss_id"].text if "loss_id" in message.loss_fn_config_v2 else None,
         forward_only=message.forward_only,
         flaw=flaw,
     )
@@ -260,7 +258,7 @@ def _collected(datums: Iterator[Datum]) -> tuple[tuple[Datum, ...], HalteresErro
 
 
 def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
-    budget, custom = Budget(), message.loss_fn == "custom"
+    budget = Budget()
     for index, datum in enumerate(message.data):
         if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in datum.model_input):
             raise _no_text(index, "image or audio")
@@ -268,7 +266,7 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
         if len(tokens) % 4:
             raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
         inputs = {
-            name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget, scalars=custom and name != "target_tokens")
+            name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget)
             for name, tensor in datum.loss_fn_inputs.items()
         }
         spans = [
@@ -306,14 +304,13 @@ def _sequences_of(index: int, spans: Iterable[tuple[str | None, int]], num_targe
     return np.repeat(np.array([numbers[name] for name in names], np.int32), lengths).tobytes()
 
 
-def _array(what: str, tensor: pb.Tensor, budget: Budget, *, scalars: bool) -> Array:
-    """`scalars`: one value without a shape is a scalar, as a custom loss's inputs of rank 0 are sent."""
+def _array(what: str, tensor: pb.Tensor, budget: Budget) -> Array:
     if tensor.WhichOneof("encoding") == "sparse_csr":
         sparse = tensor.sparse_csr
         csr = Csr(*(_numbers_in(what, data, np.int64) for data in (sparse.crow_indices, sparse.col_indices)))
         return array_of(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
     values = _values(what, tensor.dense, tensor.dtype)
-    return array_of(what, values, tensor.shape or (() if scalars and len(values) == 1 else None), None, budget)
+    return array_of(what, values, tensor.shape or None, None, budget)
 
 
 def _values(what: str, data: bytes, dtype: int) -> Values:
@@ -379,14 +376,12 @@ def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
         raise InvalidData(f"The body has no {name}.", next="Send {model_id, seq_id, " + name + "}.")
     data, flaw = _collected(_datums_in_json(found))
     config = found.loss_fn_config or {}
-    loss_id = config.get("loss_id")
     return PassRequest(
         model_id=request.model_id,
         seq_id=request.seq_id,
         data=data,
         loss=found.loss_fn,
         config={name: value for name, value in config.items() if isinstance(value, float)},
-        loss_id=loss_id if isinstance(loss_id, str) else None,
         forward_only=forward_only,
         flaw=flaw,
     )
