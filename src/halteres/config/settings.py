@@ -19,10 +19,9 @@ from pydantic_core import PydanticCustomError
 from halteres.config import environ
 from halteres.config.discovery import in_file_name, joined_name, split_name
 from halteres.errors import InvalidData, nearest
-from halteres.losses import CUSTOM, LOSSES, complete_settings, find_kind
+from halteres.losses import LOSSES, complete_settings, find_kind
 from halteres.models import TINY
 
-TRAINABLE = tuple(name for name in LOSSES if name != CUSTOM)  # losses that a run can be trained with
 SinkName = Literal["wandb", "trackio", "tensorboard"]  # where metrics can be forwarded to (`observe.sinks`)
 
 Estimator = Literal[
@@ -206,9 +205,9 @@ class TrainerSettings(Section):
     @field_validator("loss")
     @classmethod
     def _known_loss(cls, loss: str) -> str:
-        if loss in TRAINABLE:
+        if loss in LOSSES:
             return loss
-        raise _refused("loss", loss, f"must be one of {', '.join(TRAINABLE)}", nearest(loss, TRAINABLE))
+        raise _refused("loss", loss, f"must be one of {', '.join(LOSSES)}", nearest(loss, tuple(LOSSES)))
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
