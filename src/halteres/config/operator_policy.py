@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from halteres.config import environ
@@ -25,6 +24,7 @@ from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, setting, wiring_of
+from halteres.config.yaml_reader import read_yaml
 from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -138,11 +138,13 @@ def load_policy(home: Path | None = None) -> Policy:
     """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
     file = (home or environ.home()) / FILE
     try:
-        given = yaml.safe_load(file.read_text()) or {}
+        given = read_yaml(file) or {}
     except (FileNotFoundError, NotADirectoryError):
         return DEFAULT
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise _unreadable(file, " ".join(str(error).split())) from error
+    except OSError as error:
+        raise _unreadable(file, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise _unreadable(file, str(error)) from error
     if isinstance(given, str):  # the file is the name of a policy
         given = {"extends": given}
     if not isinstance(given, Mapping):
