@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from halteres.environments.answers import is_number
 from halteres.environments.rows import Row, load_rows
 from halteres.errors import InvalidConfig, InvalidData
 
@@ -40,66 +38,12 @@ def test_of_a_single_file_a_tenth_is_held_out_and_stays_so_when_rows_are_added(t
     assert set(few[1]) <= set(many[1]) and set(few[0]) <= set(many[0])
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *("{", "[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}'),
-        *("[" * 100_000, '{"a":' * 100_000),
-    ],
-    ids=range(7),
-)
+@pytest.mark.parametrize("bad", ["{", "[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}'])
 def test_a_row_that_is_none_is_named_with_its_place(tmp_path: Path, bad: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row(1)) + f"\n\n{bad}\n")
     with pytest.raises(InvalidData, match=r"rows\.jsonl:3 is no question"):
         load_rows(file)
-
-
-@pytest.mark.parametrize(
-    ("answer", "people_write"),
-    [
-        *((0.00005, "0.00005"), (1e16, "10,000,000,000,000,000"), (1e16, "10^{16}"), (-2.5e-7, "-0.00000025")),
-        *((5e-05, "5 \\times 10^{-5}"), (12.0, "12"), (0.1, "0.1"), (10**30, "1" + "0" * 30), (1e23, "1" + "0" * 23)),
-    ],
-)
-def test_small_and_large_numbers_of_json_are_the_numbers_that_people_write(
-    tmp_path: Path, answer: float, people_write: str
-) -> None:
-    """JSON's 0.00005 reads back as 5e-05, which no answer looks like."""
-    train, held_out = load_rows(write(tmp_path / "rows.jsonl", *(row(number, answer) for number in range(20))))
-    assert len(train) + len(held_out) == 20
-    assert all(is_number(people_write, one.answer) for one in (*train, *held_out))
-
-
-@pytest.mark.parametrize("bad", ["NaN", "1e400", "-Infinity", "true", "null", "9" * 5000, "1e300", "[7]"])
-def test_an_answer_that_is_no_number_that_a_policy_could_write_is_refused_with_its_place(
-    tmp_path: Path, bad: str
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(row(1)) + f'\n{{"question": "Q?", "answer": {bad}}}\n')
-    with pytest.raises(InvalidData, match=r"rows\.jsonl:2 is no question"):
-        load_rows(file)
-
-
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_half_a_character_is_refused_with_its_row(tmp_path: Path, is_folder: bool) -> None:
-    """It could be neither hashed nor tokenised: the run would end on its first draw of the row."""
-    file = write(tmp_path / "train.jsonl", row(1), {"question": "half a character \ud800?", "answer": "1"})
-    write(tmp_path / "test.jsonl", row(2))
-    with pytest.raises(InvalidData, match=r"train\.jsonl:2 has half a character"):
-        load_rows(tmp_path if is_folder else file)
-
-
-def test_a_pair_of_surrogates_in_json_is_one_character(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"question": "\\ud83d\\ude00?", "answer": 7}\n' * 20)
-    assert {one.question for one in (*load_rows(file)[0], *load_rows(file)[1])} == {"\N{GRINNING FACE}?"}
-
-
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(InvalidConfig, match=r"rows\.jsonl cannot be read"):
-        load_rows(tmp_path / "rows.jsonl")
 
 
 def test_a_file_without_questions_and_a_path_that_leads_nowhere_are_refused(tmp_path: Path) -> None:

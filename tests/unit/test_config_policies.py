@@ -168,7 +168,7 @@ def bomb(levels: int) -> str:
     [
         *("lock: " + "[" * 5000 + "]" * 5000, "lock: " + "{a: " * 200 + "1" + "}" * 200),
         *(bomb(9), "lock: &a [*a]", "lock: &a {a: *a}", 'lock: {env.prompt: "\\ud800"}'),
-        *("lock: {a: 2024-13-45}", "lock: {a: !!int ''}", "lock: {a: !!timestamp x}", "lock: {? [1] : 2}"),
+        *("lock: {a: !!float ''}", "lock: {a: !!int ''}", "lock: {a: !!timestamp x}", "lock: {? [1] : 2}"),
         *("lock: {a: " + "9" * 5000 + "}", "lock: !!python/object/apply:os.getpid []", "a: b: c", "a: 1\n---\nb: 2"),
         *("\x00", "lock: 1", "caps: [1]", "require_keys: {gate: {a: 1}}", "extends: [1]", "[" * 20),
     ],

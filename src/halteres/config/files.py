@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from halteres.config.discovery import reference
@@ -52,7 +53,6 @@ from halteres.config.settings import (
     TrainerSettings,
     wiring_of,
 )
-from halteres.config.yaml_reader import parse_yaml
 from halteres.errors import InvalidConfig, nearest
 
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
@@ -362,11 +362,12 @@ def settings_schema() -> dict[str, Any]:
 
 def _read_sections(file: Path, problems: list[Problem]) -> Sections:
     try:
-        data = parse_yaml(file.read_text(encoding="utf-8-sig")) or {}
+        data = yaml.safe_load(file.read_text()) or {}
     except OSError as error:
         raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except ValueError as error:
-        raise InvalidConfig(f"Config file {file} is not YAML.", f"{error}.", "Mend it and try again.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise InvalidConfig(f"Config file {file} is not YAML.", f"{where}.", "Mend it and try again.") from error
     if not isinstance(data, Mapping):
         raise InvalidConfig(f"Config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
     if is_seed_format(data):

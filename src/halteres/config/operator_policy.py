@@ -11,6 +11,7 @@ require_keys: []                # to start; or: {gate: [], start: [], test: []}
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, setting, wiring_of
-from halteres.config.yaml_reader import read_yaml
+from halteres.documents import read_document
 from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -137,14 +138,9 @@ BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HE
 def load_policy(home: Path | None = None) -> Policy:
     """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
     file = (home or environ.home()) / FILE
-    try:
-        given = read_yaml(file) or {}
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(file):
         return DEFAULT
-    except OSError as error:
-        raise _unreadable(file, error.strerror or str(error)) from error
-    except ValueError as error:
-        raise _unreadable(file, str(error)) from error
+    given = read_document(file, "policy file") or {}
     if isinstance(given, str):  # the file is the name of a policy
         given = {"extends": given}
     if not isinstance(given, Mapping):

@@ -12,12 +12,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
-from halteres.config.yaml_reader import parse_yaml
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
@@ -257,11 +257,11 @@ def read_file(file: Path) -> Overrides:
         InvalidConfig: unreadable, no YAML, or of another shape.
     """
     try:
-        content = parse_yaml(file.read_text(encoding="utf-8-sig")) or {}
+        content = yaml.safe_load(file.read_text()) or {}
     except OSError as error:
         raise InvalidConfig(f"The config file {file} cannot be read.", f"{error.strerror}.") from error
-    except ValueError as error:
-        raise InvalidConfig(f"The config file {file} is no YAML.", f"{error}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"The config file {file} is no YAML.", " ".join(str(error).split())) from error
     if not isinstance(content, dict):
         raise InvalidConfig(f"The config file {file} is no map.", "It needs 'env:' and 'openai:' at its top level.")
     servers = content.get("openai") or {}
