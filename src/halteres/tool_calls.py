@@ -4,13 +4,15 @@
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-They are told from the text around them while it comes, or when it is whole. What cannot be read is never dropped: it
-stays text, or is a call with an error.
+They are told from the text around them while it comes, or when it is whole. A call ends at the first `</tool_call>`
+outside of its strings. What cannot be read is never dropped: it stays text, or is a call with an error. Arguments under
+a name that is not known are an error, too: without them, it would be a call that the model did not make.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +54,9 @@ class ToolCall:
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a model is told of its tools, for a system message."""
-    return _TOOLS.format(tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools))
+    return _TOOLS.format(
+        tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
+    )
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -72,21 +76,34 @@ class ToolReader:
 
     def __init__(self, *, parallel: bool = True, keeps_broken: bool = False) -> None:
         self._parallel, self._keeps_broken = parallel, keeps_broken
-        self._held, self._inside = "", False
+        self._held = ""
+        # Of the call that the held text is, or None between calls.
+        self._call_end: _CallEnd | None = None
         self.calls = 0
 
     def add(self, text: str, *, last: bool = False) -> list[str | ToolCall]:
         """The parts that are certain now, in order."""
         self._held += text
         parts: list[str | ToolCall] = []
-        while (found := self._held.find(CLOSE if self._inside else OPEN)) >= 0:
-            before, self._held = self._held[:found], self._held[found + len(CLOSE if self._inside else OPEN) :]
-            parts += self._call(before, CLOSE) if self._inside else self._text(before.rstrip())
-            self._inside = not self._inside
+        while True:
+            if self._call_end is None:
+                found = self._held.find(OPEN)
+                if found < 0:
+                    break
+                parts += self._text(self._held[:found].rstrip())
+                self._held = self._held[found + len(OPEN) :]
+                self._call_end = _CallEnd()
+            else:
+                end = self._call_end.find(self._held, last=last)
+                if end is None:
+                    break
+                parts += self._call(self._held[:end], CLOSE)
+                self._held = self._held[end + len(CLOSE) :]
+                self._call_end = None
         if last:
-            parts += self._call(self._held, "") if self._inside else self._text(self._held)
+            parts += self._call(self._held, "") if self._call_end else self._text(self._held)
             self._held = ""
-        elif not self._inside:
+        elif self._call_end is None:
             certain = len(self._held[: beginning(self._held, [OPEN])].rstrip())
             parts += self._text(self._held[:certain])
             self._held = self._held[certain:]
@@ -97,9 +114,9 @@ class ToolReader:
 
     def _call(self, text: str, closed_by: str) -> list[str | ToolCall]:
         try:
-            written = msgspec.json.decode(text.strip(), type=_Written)
-            call = ToolCall(index=self.calls, name=written.name, arguments=written.arguments)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            name, arguments = _read(text)
+            call = ToolCall(index=self.calls, name=name, arguments=arguments)
+        except (ValueError, RecursionError) as error:
             why = f"The call cannot be read: {error}."
             call = ToolCall(index=self.calls, name="", arguments=None, error=why)
         if call.error is not None and not self._keeps_broken:
@@ -108,6 +125,87 @@ class ToolReader:
         return [call] if self._parallel or call.index == 0 else []
 
 
+class _CallEnd:
+    """Finds the `</tool_call>` that ends a call, in the call's text while it grows.
+
+    A CLOSE within a string of JSON is none. Where the quotes do not match, the first CLOSE is the end.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0  # up to where the text was looked at: no character is looked at twice but for the last ones
+        self._is_quoted = False  # whether that is within a string
+        self._has_strings = True  # False: the text is not JSON, and its quotes mean nothing
+        self._first: int | None = None  # the first CLOSE, if it stands within a string
+
+    def find(self, text: str, *, last: bool) -> int | None:
+        """Where the end begins; None: not in this text, to which more may be added unless it is the last."""
+        while True:
+            token = _TOKEN.search(text, self._at)
+            if token is None:
+                break
+            self._at = token.end()
+            if token[0] == CLOSE:
+                if not self._is_quoted:
+                    return self._checked(text, token.start())
+                if self._first is None:
+                    self._first = token.start()
+            elif token[0] == '"':
+                self._has_strings = self._has_strings and _OBJECT.match(text) is not None
+                self._is_quoted = self._has_strings and not self._is_quoted
+            elif not self._is_quoted:
+                # Outside of a string a backslash escapes nothing, and a line may break.
+                self._at = token.start() + 1
+            elif token[0] < " ":
+                # No string of JSON goes on behind a line break: the quotes do not match.
+                self._is_quoted = self._has_strings = False
+                if self._first is not None:
+                    return self._first
+        # The text may end in the beginning of a CLOSE.
+        self._at = max(self._at, len(text) - len(CLOSE) + 1)
+        return self._first if last else None
+
+    def _checked(self, text: str, end: int) -> int:
+        """The end, or the first CLOSE where what stands before the end is not JSON."""
+        if self._first is None:
+            return end
+        try:
+            msgspec.json.decode(text[:end])
+        except (msgspec.MsgspecError, RecursionError):
+            return self._first
+        return end
+
+
+_TOKEN = re.compile(r'\\.|"|[\x00-\x1f]|</tool_call>', re.DOTALL)
+_OBJECT = re.compile(r"\s*\{")
+
+
 class _Written(msgspec.Struct):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+_WITHOUT_ARGUMENTS = {"name", "id", "type"}
+"""All fields that a call without arguments may have."""
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of the call that a text is.
+
+    Raises:
+        ValueError: it is not JSON, not a call, has no name, or arguments under a name that is not known.
+        RecursionError: it is nested too deeply.
+    """
+    written = msgspec.json.decode(text.strip(), type=_Written)
+    if not written.name:
+        raise ValueError("its name is empty")
+    if written.arguments is not msgspec.UNSET and written.parameters is not msgspec.UNSET:
+        raise ValueError("it has both `arguments` and `parameters`")
+    if written.arguments is not msgspec.UNSET:
+        return written.name, written.arguments
+    if written.parameters is not msgspec.UNSET:
+        return written.name, written.parameters
+    unknown = msgspec.json.decode(text.strip(), type=dict[str, Any]).keys() - _WITHOUT_ARGUMENTS
+    if unknown:
+        raise ValueError(f"it has no `arguments`, and `{min(unknown)}` is not known")
+    return written.name, {}

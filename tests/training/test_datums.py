@@ -137,6 +137,44 @@ def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_th
     assert kept.inputs(LOSSES["cross_entropy"])["weights"].tolist() == [2.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "masks",
+    [
+        *((0, 1, 1), (1, 0, 0), (1, 1, 1), (0, 0, 0), (-100, 0, 1), (-1, 6, 7), (0, 6, 7)),
+        *((-100, 6), ()),
+    ],
+)
+def test_masks_that_are_not_minus_100_and_token_ids_are_refused_where_they_alone_say_what_was_sampled(
+    masks: tuple[int, ...],
+) -> None:
+    """Masks of 0 and 1 would have the prompt trained on as if the policy had written it."""
+    bare = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(), versions=())
+    with pytest.raises(InvalidData, match=r"Sequence 0 of group 0 has .*-100"):
+        to_sequences(Batch(groups=(bare,)), needs_logprobs=False)
+    with pytest.raises(InvalidData, match=r"Sequence 0 of group 0 has .*-100"):
+        turns_of(Batch(groups=(bare,)))
+
+
+def test_a_group_without_log_probabilities_and_masks_is_refused() -> None:
+    bare = Group(tokens=((5, 6, 7),), masks=(), scores=(1.0,), logprobs=(), versions=())
+    for read in (turns_of, lambda batch: to_sequences(batch, needs_logprobs=False)):
+        with pytest.raises(InvalidData, match="1 sequences and masks for 0"):
+            read(Batch(groups=(bare,)))
+
+
+@pytest.mark.parametrize("masks", [(5, 6, 7), (-100, 6, 7), (-100, 1, 1), (-100, -100, -100), (5, -100, 7)])
+def test_masks_of_minus_100_and_sampled_tokens_say_what_was_sampled(masks: tuple[int, ...]) -> None:
+    bare = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(), versions=())
+    (sequence,) = to_sequences(Batch(groups=(bare,)), needs_logprobs=False)
+    assert sequence.actions_N.tolist() == [mask != -100 for mask in masks[1:]]
+
+
+def test_token_ids_0_and_1_are_no_masks_of_0_and_1() -> None:
+    bare = Group(tokens=((0, 1, 1),), masks=((0, 1, 1),), scores=(1.0,), logprobs=(), versions=())
+    (sequence,) = to_sequences(Batch(groups=(bare,)), needs_logprobs=False)
+    assert sequence.actions_N.all()
+
+
 def test_each_loss_is_given_what_it_reads() -> None:
     made = example([5, 6, 7], [C, C, -0.5], 1.5)
     found = {name: sorted(made.inputs(kind)) for name, kind in LOSSES.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,46 @@ def test_a_policy_that_cannot_be_used_says_why(home: Path, text: str, says: str)
     with pytest.raises(InvalidConfig) as caught:
         load_policy()
     assert says in caught.value.sentence
+
+
+def bomb(levels: int) -> str:
+    """A line of text for each level, which stands for ten of the one before."""
+    lines = [f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, levels)]
+    return "".join(["lock:\n  - &a0 [1]\n", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("lock: " + "[" * 5000 + "]" * 5000, "lock: " + "{a: " * 200 + "1" + "}" * 200),
+        *(bomb(9), "lock: &a [*a]", "lock: &a {a: *a}", 'lock: {env.prompt: "\\ud800"}'),
+        *("lock: {a: !!float ''}", "lock: {a: !!int ''}", "lock: {a: !!timestamp x}", "lock: {? [1] : 2}"),
+        *("lock: {a: " + "9" * 5000 + "}", "lock: !!python/object/apply:os.getpid []", "a: b: c", "a: 1\n---\nb: 2"),
+        *("\x00", "lock: 1", "caps: [1]", "require_keys: {gate: {a: 1}}", "extends: [1]", "[" * 20),
+    ],
+    ids=range(20),
+)
+def test_a_policy_that_is_damaged_or_hostile_is_refused_at_once(home: Path, text: str) -> None:
+    write(home, text)
+    with pytest.raises(InvalidConfig) as caught:
+        load_policy()
+    assert str(home / "policy.yaml") in caught.value.what
+
+
+def test_a_policy_file_that_is_a_pipe_or_a_folder_or_has_no_end_is_refused_at_once(home: Path) -> None:
+    """To open a pipe would wait for a writer: every command and every tool would hang."""
+    file = home / "policy.yaml"
+    for make in (os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file), lambda file: os.symlink(file, file)):
+        make(file)
+        with pytest.raises(InvalidConfig):
+            load_policy()
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+def test_a_policy_may_repeat_its_values_by_aliases_and_begin_with_a_byte_order_mark(home: Path) -> None:
+    write(home, "\ufefflock: {trainer.lora_rank: &n 8, env.difficulty: *n}\ncaps: {max_steps: *n}\n")
+    policy = load_policy()
+    assert (policy.lock, policy.caps.max_steps) == ({"trainer.lora_rank": 8, "env.difficulty": 8}, 8)
 
 
 def test_the_name_of_a_policy_is_a_policy_file(home: Path) -> None:

@@ -172,7 +172,9 @@ def sample_of(rollout: Sequence[ScoredDataItem]) -> Sample:
         begin = answers[0]
         places = tuple(place - begin for place in answers)
         chats.append(Sample(prompt=messages[:begin], completion=messages[begin:], answers=places))
-    tokens = tuple(token for item in rollout for token in item["masks"] if token != MASKED)
+    tokens = tuple(
+        token for item in rollout for token, mask in zip(item["tokens"], item["masks"], strict=True) if mask != MASKED
+    )
     return replace(chats[-1], tokens=tokens, score=rollout[0]["scores"], earlier=tuple(chats[:-1]))
 
 

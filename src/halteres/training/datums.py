@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halteres.config.settings import Weighting
 from halteres.errors import InvalidData
 from halteres.losses import SEQUENCE_RATIO_MASK, LossKind
-from halteres.training.turns import FloatArray, Turns, action_mask
+from halteres.training.turns import FloatArray, Turns, action_mask, check_masks
 from halteres.types import CONTEXT_LOGPROB, MASKED, Batch, Group
 
 FIX = "Mend the environment, then resume from the last checkpoint."
@@ -169,7 +169,8 @@ def to_sequence(
 
 def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
     """An environment of anybody's may have made the group; the trainer says what it lacks."""
-    if not group.logprobs and not needs_logprobs and len(group.masks) == len(group.tokens):
+    if not group.logprobs and not needs_logprobs:
+        check_masks(group, index)
         return
     if len(group.logprobs) != len(group.tokens):
         raise InvalidData(

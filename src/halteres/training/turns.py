@@ -20,6 +20,10 @@ BoolArray = NDArray[np.bool_]
 
 UNKNOWN_ENVIRONMENT = -1
 
+FIX_MASKS = (
+    f"Let the environment send {MASKED} on context and token ids elsewhere, then resume from the last checkpoint."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
@@ -51,7 +55,8 @@ def turns_of(batch: Batch) -> Turns:
     episode's last, and 0 before.
 
     Raises:
-        InvalidData: a score or reward is NaN or infinite; the message names group and sequence.
+        InvalidData: a score or reward is NaN or infinite, or masks are not those of the tokens; the message names group
+            and sequence.
     """
     rewards: list[float] = []
     spans: list[Span] = []
@@ -62,6 +67,7 @@ def turns_of(batch: Batch) -> Turns:
     masked: list[bool] = []
     sequences_before = 0
     for number, group in enumerate(batch.groups):
+        check_masks(group, number)
         scored = [(f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)]
         paid = [(f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans]
         for what, noun, value in scored + paid:
@@ -133,6 +139,46 @@ def action_mask(group: Group, sequence: int) -> BoolArray:
     if group.logprobs:
         return np.asarray(group.logprobs[sequence], dtype=np.float64) != CONTEXT_LOGPROB
     return np.asarray(group.masks[sequence], dtype=np.int64) != MASKED
+
+
+def check_masks(group: Group, number: int) -> None:
+    """Refuse a group without log-probabilities whose masks do not say which tokens were sampled.
+
+    A mask is MASKED or its token's id. In a sequence with both, any other positive number marks a sampled token, too;
+    masks of 0 and 1 would make a prompt one that was sampled.
+
+    Args:
+        number: of the group in its batch.
+
+    Raises:
+        InvalidData: it is such a group.
+    """
+    if group.logprobs:
+        return
+    if len(group.masks) != len(group.tokens):
+        raise InvalidData(
+            f"Group {number} of the batch has {len(group.tokens)} sequences and masks for {len(group.masks)}.",
+            "Without log-probabilities, its masks say which tokens were sampled.",
+            FIX_MASKS,
+        )
+    for i, (tokens, masks) in enumerate(zip(group.tokens, group.masks, strict=True)):
+        which = f"Sequence {i} of group {number}"
+        if len(tokens) != len(masks):
+            what = f"{which} has {len(tokens)} tokens and {len(masks)} masks."
+            raise InvalidData(what, "They must be aligned, one per token.", FIX_MASKS)
+        tokens_T, masks_T = np.asarray(tokens, dtype=np.int64), np.asarray(masks, dtype=np.int64)
+        masked_T = masks_T == MASKED
+        other_T = ~masked_T & (masks_T != tokens_T)
+        if masked_T.any():
+            other_T &= masks_T <= 0
+        if other_T.any():
+            at = int(np.flatnonzero(other_T)[0])
+            raise InvalidData(
+                f"{which} has the mask {masks[at]} at token {at}, whose id is {tokens[at]}.",
+                f"A context token has the mask {MASKED}, a sampled token its own id; 0 and 1 would make every token a "
+                "sampled one.",
+                FIX_MASKS,
+            )
 
 
 def _one_turn_each(group: Group) -> Iterator[Span]:

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +56,80 @@ def test_a_saved_game_goes_on_identically(id: str) -> None:
     expected = [rest_of_episode(game, random.Random(6)), game.reset(), game.rng.random()]
     other.restore(saved)
     assert [rest_of_episode(other, random.Random(6)), other.reset(), other.rng.random()] == expected
+
+
+JUNK = (None, True, -1, 10**6, 1.5, "x", [], {}, [1], ["a"], {"a": 1})
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the parts of a value of JSON are; of long lists, the first ones and the last."""
+    yield at
+    if isinstance(value, dict):
+        for name in value:
+            yield from places(value[name], (*at, name))
+    elif isinstance(value, list):
+        for number in {*range(min(len(value), 4)), len(value) - 1} - {-1}:
+            yield from places(value[number], (*at, number))
+
+
+def damaged(saved: dict[str, Any], at: tuple[Any, ...], junk: object) -> Any:
+    """The same, with something else at one place; with `places` as junk, without it."""
+    if not at:
+        return junk
+    copied = json.loads(json.dumps(saved))
+    part = copied
+    for step in at[:-1]:
+        part = part[step]
+    if junk is places:
+        del part[at[-1]]
+    else:
+        part[at[-1]] = junk
+    return copied
+
+
+@pytest.mark.parametrize("id", [id for id in IDS if id.endswith("-easy")])
+def test_a_damaged_state_is_refused_and_changes_nothing_or_can_be_played(id: str) -> None:
+    rng = random.Random(id)
+    game, other = make(id), make(id)
+    game.reset(5)
+    game.step(game.random_action(rng))
+    other.reset(1)
+    saved, before = json.loads(json.dumps(game.save())), json.dumps(other.save())
+    for at in places(saved):
+        for junk in (places, *rng.sample(JUNK, 2)) if at else JUNK:
+            try:
+                other.restore(damaged(saved, at, junk))
+            except InvalidData:
+                assert json.dumps(other.save()) == before
+                continue
+            for _ in range(5):
+                other.step(other.random_action(rng))
+            other.restore(json.loads(before))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda saved: {},
+        lambda saved: saved.pop("generator"),
+        lambda saved: saved["state"].clear(),
+        lambda saved: saved["state"].update(tiles=[1, 2, 3]),
+        lambda saved: saved["state"].update(tiles=[1, 1, 2, 3]),
+        lambda saved: saved["state"].update(tiles="1230"),
+        lambda saved: saved.update(turn="1"),
+        lambda saved: saved.update(turn=-1),
+        lambda saved: saved.update(generator=[3, [1], None]),
+        lambda saved: saved["seeds"].update(split="both"),
+        lambda saved: saved["task"].pop("id"),
+    ],
+)
+def test_a_state_that_no_episode_comes_to_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:
+    game = make("game:FifteenPuzzle-v0-easy")
+    game.reset(5)
+    saved = game.save()
+    made = damage(saved)
+    with pytest.raises(InvalidData, match="game:FifteenPuzzle-v0-easy is damaged"):
+        make("game:FifteenPuzzle-v0-easy").restore({} if made == {} else saved)
 
 
 CONTINUED = """

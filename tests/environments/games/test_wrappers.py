@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from environments.games.peers import Markup, SearchServer, running_search_server
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import STAGES, Environment, Wrapper, wrap, wrappers
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, InvalidData
 
 CALL = "Let me see. <search> who?\n</search> and more"
 
@@ -220,3 +220,29 @@ def test_what_a_wrapper_needs_is_named() -> None:
         wrappers("search_tool", search_url="search:8000")
     with pytest.raises(InvalidConfig, match="'concat_chat' needs a chat template"):
         wrap(make("game:Hangman-v0-easy"), "concat_chat")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda saved: saved.pop("env"),
+        lambda saved: saved.pop("state"),
+        lambda saved: saved["state"].pop("num_steps"),
+        lambda saved: saved["state"].update(num_steps="1"),
+        lambda saved: saved["env"]["state"]["actions"].append("x"),
+        lambda saved: saved["env"]["state"]["observations"].append("x"),
+        lambda saved: saved["env"]["state"].update(observations=[{"role": "user"}]),
+        lambda saved: saved["env"]["env"].pop("turn"),
+        lambda saved: saved["env"]["env"].update(state=None),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[dict[str, Any]], object]) -> None:
+    env = wrap(make("game:GuessTheNumber-v0-easy"), "concat_with_action,episode_tracking")
+    env.reset(seed=3)
+    env.step("\\boxed{5}")
+    before = json.dumps(env.save())
+    saved = json.loads(before)
+    damage(saved)
+    with pytest.raises(InvalidData, match="is damaged"):
+        env.restore(saved)
+    assert json.dumps(env.save()) == before

@@ -86,6 +86,9 @@ class FifteenPuzzle(DirectionGame[Frame]):
         board = "\n".join(" ".join(drawn[start : start + side]) for start in range(0, side**2, side))
         return f"Here is the current board layout: \n{board}\n\nEnter your move."
 
+    def _is_possible(self) -> bool:
+        return sorted(self.tiles) == [*range(self.level.side**2)]
+
     def _move(self, action: str) -> Move:
         gap = self.tiles.index(GAP)
         tile = tiles_beside(gap, self.level.side).get(action)
@@ -196,6 +199,15 @@ class Game2048(DirectionGame[Target]):
     def _suffix(self) -> str:
         board = "\n".join(" ".join(f"{tile or '.':>4}" for tile in row) for row in self.rows)
         return f"Current board:\n{board}\nEnter your move."
+
+    def _is_possible(self) -> bool:
+        tiles = [tile for row in self.rows for tile in row]
+        return (
+            [len(row) for row in self.rows] == [SIDE] * SIDE
+            and all(tile == EMPTY or (tile > 1 and tile.bit_count() == 1) for tile in tiles)
+            and self.largest_at_start in (2, 4)
+            and self.largest_at_start <= self.largest <= self.level.tile
+        )
 
     def _move(self, action: str) -> Move:
         rows = slid(self.rows, action)
@@ -317,6 +329,10 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
     def _turn_limit_reward(self, action: tuple[str, str]) -> float:
         """The share of disks on C."""
         return len(self.towers["C"]) / self.level.num_disks
+
+    def _is_possible(self) -> bool:
+        disks = sorted(disk for tower in self.towers.values() for disk in tower)
+        return [*self.towers] == ["A", "B", "C"] and disks == [*range(1, self.level.num_disks + 1)]
 
     def random_action(self, rng: random.Random) -> str:
         """Any two towers, perhaps the same."""

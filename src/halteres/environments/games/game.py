@@ -12,7 +12,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Self,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from halteres.errors import InvalidConfig, InvalidData, unknown
 from halteres.rollouts.rng import Split
@@ -21,6 +34,11 @@ Outcome = Literal["success", "failure", "turn_limit", "format_error"]
 """How an episode ended."""
 
 FORMAT_ERROR_REWARD = -0.1
+
+DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
+"""What restoring a damaged state raises, before it is told as InvalidData."""
+
+FIX_STATE = "Restore an older one, or begin the episode anew with its seed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +79,38 @@ Step = tuple[str, float, bool, bool, Info]
 
 LevelT = TypeVar("LevelT", bound=Level)
 ActionT = TypeVar("ActionT")
+
+
+_SAVED: Mapping[str, Any] = {
+    "task": {"id": str, "parameters": dict[str, Any]},
+    "seeds": {"split": str, "base_seed": int, "num_taken": int},
+    "seed": int,
+    "turn": int,
+    "generator": list[Any],
+    "state": dict[str, Any],
+}
+"""The fields of what `Game.save` gives."""
+
+
+def taken(value: Any, kind: Any, name: str) -> Any:
+    """A copy of a value of JSON that is of a type, or a map that has fields of some types. ValueError: it is not."""
+    if isinstance(kind, Mapping):
+        fields = taken(value, dict[str, Any], name)
+        missing = kind.keys() - fields.keys()
+        if missing:
+            raise ValueError(f"{name} has no {min(missing)}")
+        return {field: taken(fields[field], part, f"{name}.{field}") for field, part in kind.items()}
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is list and isinstance(value, list):
+        return [taken(item, parts[0], name) for item in value]
+    if origin is dict and isinstance(value, Mapping):
+        return {taken(key, str, name): taken(item, parts[1], name) for key, item in value.items()}
+    if kind is Any:
+        return copy.deepcopy(value)
+    allowed = (int, float) if kind is float else origin or kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is not of the type {kind}")
+    return value
 
 
 class Game(ABC, Generic[LevelT, ActionT]):
@@ -133,6 +183,11 @@ class Game(ABC, Generic[LevelT, ActionT]):
         """Play an action; one that is against the rules changes nothing, pays nothing and is told why."""
 
     @abstractmethod
+    def _is_possible(self) -> bool:
+        """Whether the values of `state`, restored and of the right types, are of the level's sizes and fit each other:
+        then no move raises."""
+
+    @abstractmethod
     def random_action(self, rng: random.Random) -> str:
         """A well-formed action, not always a possible one."""
 
@@ -201,21 +256,39 @@ class Game(ABC, Generic[LevelT, ActionT]):
         """Go on where `save` was called, of a game of the same task.
 
         Raises:
-            InvalidData: it was saved by a game of another task.
+            InvalidData: it was saved by a game of another task, or is damaged; this game is as it was then.
         """
-        if saved["task"] != {"id": self.task.id, "parameters": dict(self.task.parameters)}:
-            raise InvalidData(
-                f"A state of {saved['task']['id']} cannot be restored into {self.task.id}.",
-                f"Its parameters are {saved['task']['parameters']}, here they are {dict(self.task.parameters)}.",
-                f"make({saved['task']['id']!r}, **parameters) gives the game that takes it.",
-            )
-        seeds = saved["seeds"]
+        try:
+            content = taken(saved, _SAVED, "the state")
+            if content["task"] == {"id": self.task.id, "parameters": dict(self.task.parameters)}:
+                twin = copy.copy(self)
+                twin._take(content)
+                vars(self).update(vars(twin))
+                return
+        except DAMAGED as error:
+            what = f"A state of {self.task.id} is damaged: nothing was restored."
+            raise InvalidData(what, f"{error}.", FIX_STATE) from error
+        saved_id, parameters = content["task"]["id"], content["task"]["parameters"]
+        raise InvalidData(
+            f"A state of {saved_id} cannot be restored into {self.task.id}.",
+            f"Its parameters are {parameters}, here they are {dict(self.task.parameters)}.",
+            f"make({saved_id!r}, **parameters) gives the game that takes it.",
+        )
+
+    def _take(self, content: Mapping[str, Any]) -> None:
+        """Take a saved state. One of DAMAGED: no episode of this game comes to it."""
+        seeds, kinds = content["seeds"], get_type_hints(type(self))
+        if seeds["split"] not in get_args(Split) or content["turn"] < 0:
+            raise ValueError(f"the split is {seeds['split']!r}, the turn {content['turn']}")
         self._split, self._base_seed, self._num_seeds_taken = seeds["split"], seeds["base_seed"], seeds["num_taken"]
-        self._begin(saved["seed"])
-        self.turn = saved["turn"]
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(saved["state"][name]))
-        version, numbers, gauss = saved["generator"]
+        self.rng = random.Random()  # noqa: S311 - games, not secrets
+        self._begin(content["seed"])
+        self.turn = content["turn"]
+        for name, value in taken(content["state"], {name: kinds[name] for name in self.state}, "the state").items():
+            setattr(self, name, value)
+        if not self._is_possible():
+            raise ValueError("no episode of this game comes to such a state")
+        version, numbers, gauss = content["generator"]
         self.rng.setstate((version, tuple(numbers), gauss))
 
     def spawn(self, same_state: bool = False) -> Self:

@@ -111,6 +111,14 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
             return Move("Congratulations! You have successfully cleared the Minesweeper board.", reward, "success")
         return Move(f"{turn} successfully revealed cell ({row}, {column}).", reward)
 
+    def _is_possible(self) -> bool:
+        num_cells = self.level.side**2
+        return (
+            len(self.counts) == len(self.shown) == num_cells
+            and set(self.counts) <= {MINE, *range(9)}
+            and set(self.shown) <= {UNKNOWN, FLAG, *map(str, range(9))}
+        )
+
     def random_action(self, rng: random.Random) -> str:
         """Nine reveals to a flag."""
         return boxed(rng.choice(["reveal"] * 9 + ["flag"]), *self._random_cell(rng))
@@ -248,6 +256,22 @@ class Sokoban(DirectionGame[RoomSize]):
         if self.cells.count(BOX_ON_TARGET) == self.level.num_boxes:
             return Move("Congratulations! You have solved the Sokoban puzzle!", 1.0, "success")
         return Move(f"At turn {self.turn}, you {'pushed a box while you ' if pushes else ''}moved {action}.")
+
+    def _is_possible(self) -> bool:
+        height, width = self.level.height, self.level.width
+        if len(self.cells) != height * width or len(self.structure) != height * width:
+            return False
+        edge = [
+            place
+            for place in range(height * width)
+            if place // width in (0, height - 1) or place % width in (0, width - 1)
+        ]
+        return (
+            all(self.cells[place] == self.structure[place] == WALL for place in edge)
+            and self.cells.count(PLAYER) == 1
+            and set(self.cells) <= {*range(len(SYMBOLS))}
+            and set(self.structure) <= {WALL, *FREE}
+        )
 
     def _turn_limit_reward(self, action: str) -> float:
         """The share of boxes on targets."""

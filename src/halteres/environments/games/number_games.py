@@ -84,6 +84,9 @@ class GuessTheNumber(Game[NumberRange, int]):
             return 0.0
         return 1 - abs(action - self.number) / (self.level.max_number - self.level.min_number)
 
+    def _is_possible(self) -> bool:
+        return self.level.min_number <= self.number <= self.level.max_number
+
     def random_action(self, rng: random.Random) -> str:
         """Any number of the range."""
         return boxed(rng.randint(self.level.min_number, self.level.max_number))
@@ -162,6 +165,9 @@ class Mastermind(Game[Code, list[int]]):
             text = f"Congratulations! You guessed the correct code {self.code} in {self.turn} turns."
             return Move(text, reward, "success")
         return Move(f"{guessed}. This guess receives {black} black peg(s) and {white} white peg(s).", reward)
+
+    def _is_possible(self) -> bool:
+        return len(self.code) == self.level.length and 0 <= self.most_black <= self.level.length
 
     def random_action(self, rng: random.Random) -> str:
         """A guess that may be the code."""
@@ -261,6 +267,16 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         if EMPTY not in self.cells:
             return Move("Congratulations! You have completed the Sudoku puzzle!", reward, "success")
         return Move(f"At turn {self.turn}, you placed {digit} at R{row} C{column}, which is correct.", reward)
+
+    def _is_possible(self) -> bool:
+        side = self.level.side
+        return (
+            len(self.cells) == len(self.solution) == side**2
+            and set(self.cells) | {EMPTY} <= {EMPTY, *self.solution}
+            and set(self.solution) == {*range(1, side + 1)}
+            and self.cells.count(EMPTY) <= self.num_empty_at_start <= side**2
+            and self.num_empty_at_start > 0
+        )
 
     def random_action(self, rng: random.Random) -> str:
         """Any digit in any cell."""

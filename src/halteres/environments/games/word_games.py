@@ -198,6 +198,9 @@ class Hangman(HiddenWordGame):
         text = f"At turn {self.turn}, you successfully guessed a letter '{action}' that is in the secret word."
         return Move(text, reward)
 
+    def _is_possible(self) -> bool:
+        return len(self.board) == len(self.secret) == self.level.word_length
+
     def random_action(self, rng: random.Random) -> str:
         """A word or a letter."""
         return rng.choice([self._random_word, self._random_letter])(rng)
@@ -285,6 +288,9 @@ class Wordle(HiddenWordGame):
             return Move(text, reward + 0.5, "success")
         shown = str(marks) if self.version == 0 else "".join(marks)
         return Move(f"{guessed}\nFeedback:\n{action}\n{shown}", reward)
+
+    def _is_possible(self) -> bool:
+        return len(self.found) == len(self.secret) == self.level.word_length
 
     def random_action(self, rng: random.Random) -> str:
         """A word of the list."""
@@ -408,6 +414,17 @@ class WordSearch(WordGame[WordCount, Line]):
         if len(self.found) == len(self.places):
             return Move("Congratulations! You completed the Word Search puzzle!", reward, "success")
         return Move(f"At turn {self.turn}, correct! You found the word '{word}' at coordinates {ends}.", reward)
+
+    def _is_possible(self) -> bool:
+        side = len(self.grid)
+        ends = [self._line(word) for word in self.places]
+        return (
+            {len(row) for row in self.grid} == {side}
+            and self.places.keys() >= {*self.found}
+            and all(min(line) >= 0 and max(line) < side for line in ends)
+            and all(len(cell) == 2 for cell in self.marked)
+            and all(len(attempt) == 4 for attempt in self.attempts)
+        )
 
     def random_action(self, rng: random.Random) -> str:
         """A line of the grid, across or down."""

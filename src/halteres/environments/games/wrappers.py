@@ -16,13 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, get_type_hints
 
 import msgspec
 
 from halteres.clients.json_client import post_bytes
-from halteres.environments.games.game import Game
-from halteres.errors import HalteresError, InvalidConfig, unknown
+from halteres.environments.games.game import DAMAGED, FIX_STATE, Game, taken
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, unknown
 from halteres.text import Tokenizer
 
 Environment: TypeAlias = "Game[Any, Any] | Wrapper"
@@ -76,10 +76,28 @@ class Wrapper(ABC):
         return {"env": self.env.save(), "state": {name: copy.deepcopy(getattr(self, name)) for name in self.state}}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `save` was called, of the same wrappers around a game of the same task."""
-        self.env.restore(saved["env"])
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(saved["state"][name]))
+        """Go on where `save` was called, of the same wrappers around a game of the same task.
+
+        Raises:
+            InvalidData: it is another's, or damaged; all is as it was then.
+        """
+        twin, kinds = copy.copy(self), get_type_hints(type(self))
+        fields = {"env": dict[str, Any], "state": {name: kinds[name] for name in self.state}}
+        try:
+            content = taken(saved, fields, "the state")
+            for name, value in content["state"].items():
+                setattr(twin, name, value)
+            if not twin._is_possible():
+                raise ValueError("no episode comes to such a state")
+        except DAMAGED as error:
+            what = f"A state of {type(self).__name__} is damaged: nothing was restored."
+            raise InvalidData(what, f"{error}.", FIX_STATE) from error
+        self.env.restore(content["env"])
+        vars(self).update(vars(twin))
+
+    def _is_possible(self) -> bool:
+        """Whether the values of `state`, restored and of the right types, fit each other."""
+        return True
 
     def spawn(self, same_state: bool = False) -> Self:
         """Another one like it, around another environment like the inner one."""
@@ -120,6 +138,8 @@ class SearchTool(Wrapper):
     """
 
     state = ("num_uses", "num_successes")
+    num_uses: int
+    num_successes: int
     max_uses, num_passages = 5, 3
     timeout_s = 5.0  # to wait for the connection, and for each part of the answer
     query = re.compile(r"<search>(.*?)</search>", re.DOTALL)
@@ -217,6 +237,8 @@ class ObservationWrapper(Wrapper):
     """
 
     state = ("observations", "actions")
+    observations: list[dict[str, str]]  # messages: role user or tool, content
+    actions: list[str]
 
     _chat: Tokenizer  # of the views that render a chat
 
@@ -233,8 +255,12 @@ class ObservationWrapper(Wrapper):
             )
 
     def _begin(self) -> None:
-        self.observations: list[dict[str, Any]] = []  # messages: role user or tool, content
-        self.actions: list[str] = []
+        self.observations = []
+        self.actions = []
+
+    def _is_possible(self) -> bool:
+        are_messages = all(message.keys() == {"role", "content"} for message in self.observations)
+        return are_messages and len(self.observations) == len(self.actions) + bool(self.observations)
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Forget the episode before."""
@@ -271,6 +297,8 @@ class EpisodeTracking(Wrapper):
     """Adds steps and rewards of the episode so far to info, after a reset also those of the episode before."""
 
     state = ("num_steps", "cumulative_rewards")
+    num_steps: int
+    cumulative_rewards: float
 
     def _begin(self) -> None:
         self.num_steps, self.cumulative_rewards = 0, 0.0
