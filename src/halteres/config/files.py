@@ -362,7 +362,7 @@ def settings_schema() -> dict[str, Any]:
 
 def _read_sections(file: Path, problems: list[Problem]) -> Sections:
     try:
-        data = yaml.safe_load(file.read_text()) or {}
+        data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -138,7 +138,7 @@ def load_policy(home: Path | None = None) -> Policy:
     """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
     file = (home or environ.home()) / FILE
     try:
-        given = yaml.safe_load(file.read_text()) or {}
+        given = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (FileNotFoundError, NotADirectoryError):
         return DEFAULT
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

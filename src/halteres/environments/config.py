@@ -257,7 +257,7 @@ def read_file(file: Path) -> Overrides:
         InvalidConfig: unreadable, no YAML, or of another shape.
     """
     try:
-        content = yaml.safe_load(file.read_text()) or {}
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InvalidConfig(f"The config file {file} cannot be read.", f"{error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -442,7 +442,7 @@ def _check_function(function: str) -> None:
     place, _, name = function.rpartition(":")
     file = Path(place).expanduser()
     try:
-        source = file.read_text()
+        source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
