@@ -88,13 +88,12 @@ def process(work: str, seed: int, folder: str) -> dict[str, Any]:
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Train; the scores of the held-out texts as the weights in memory give them."""
-    import yaml
-
     from halteres.environments.arithmetic_pairs import preference_pairs
     from halteres.rewards import RewardConfig, RewardTrainer
+    from halteres.rewards.training_plan import parse_settings
 
     (seed,) = options.seeds
-    settings = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in options.set)}
+    settings = parse_settings(options.set)
     config = RewardConfig(
         output_dir=str(options.folder / "model"),
         num_train_epochs=options.epochs,
