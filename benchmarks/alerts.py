@@ -218,7 +218,7 @@ def main() -> int:
         "seed": options.seed,
         "figures": [{**asdict(one), "kept": one.kept} for one in done],
     }
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0 if all(one.kept for one in done) else 1
 
 

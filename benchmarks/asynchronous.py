@@ -145,7 +145,7 @@ def main() -> int:
     report["load_average_after"] = [round(load, 2) for load in os.getloadavg()]
     text = json.dumps(report, indent=2)
     print(text)
-    options.out.write_text(text + "\n")
+    options.out.write_text(text + "\n", encoding="utf-8")
     shutil.rmtree(home)
     return 0 if report.get("scripted", {}).get("ratio", AIM) >= AIM else 1
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     found = asyncio.run(measured(args.rounds)) | {"machine": machine()}
-    RESULT.write_text(json.dumps(found, indent=2) + "\n")
+    RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2))
 
 

@@ -62,7 +62,7 @@ def main() -> int:
         "mixed": mixed(options.rounds),
         "preemption": preemption(),
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     good = record["mixed"]["ratio"] <= MOST_RATIO and record["preemption"]["equal"] and record["preemption"]["at_once"]
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
@@ -82,8 +82,8 @@ def real() -> int:
             sampler.step()
             rows.append(sampler.num_rows)
     found = {"machine": machine(), "rows_least": min(rows), "steps": STEPS, "cpu_s": time.process_time() - begun}
-    record = json.loads(RESULTS.read_text()) | {"real": found}
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    record = json.loads(RESULTS.read_text(encoding="utf-8")) | {"real": found}
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found))
     return 0 if found["rows_least"] == GROUPS * GROUP else 1
 

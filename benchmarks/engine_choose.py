@@ -71,7 +71,7 @@ def main() -> None:
                 told = ", ".join(f"{way}: {ratio:.2f}x" for way, ratio in ratios.items())
                 print(f"{vocabulary} tokens, {rows} rows, scale {scale:g}: plain {ms['plain']:.3f} ms; {told}")
     if out is not None:
-        out.write_text(json.dumps({"machine": machine(), "measured": table}, indent=2) + "\n")
+        out.write_text(json.dumps({"machine": machine(), "measured": table}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ GROUPS, SIZE, PROMPT, LONGEST = 4, 8, 46, 16
 
 def resident_mb() -> float:
     """Of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * 4096 / MB
 
 
 def peak_mb() -> float:
     """Of this process since it began."""
-    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return int(rows["VmHWM"].split()[0]) / 1024
 
 
@@ -134,7 +134,9 @@ def main() -> None:
     ratio = found["last_third_mb"] / found["second_third_mb"]
     print(f"{found['steps']} steps, peak {found['peak_mb']} MB; last third / second third: {ratio:.3f}")
     if asked.out is not None:
-        asked.out.write_text(json.dumps({"machine": machine(), "ratio": ratio, **found}, indent=2) + "\n")
+        asked.out.write_text(
+            json.dumps({"machine": machine(), "ratio": ratio, **found}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

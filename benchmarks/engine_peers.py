@@ -65,7 +65,7 @@ def main() -> None:
         for name, folder in {"built-in": builtin, "bench-4m": small, "bench-27m": large}.items():
             found["training"][name] = asyncio.run(training(folder, options.rounds))
             print(name, json.dumps(found["training"][name]), flush=True)
-    RESULT.write_text(json.dumps(found, indent=2) + "\n")
+    RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 async def in_turns(works: dict[str, Work], rounds: int) -> dict[str, float]:

@@ -58,7 +58,8 @@ def main() -> None:
             print(name, json.dumps(found[name]), flush=True)
     if not options.only:
         RESULT.write_text(
-            json.dumps({"machine": machine(), "repeats": options.repeats, "cases": found}, indent=2) + "\n"
+            json.dumps({"machine": machine(), "repeats": options.repeats, "cases": found}, indent=2) + "\n",
+            encoding="utf-8",
         )
 
 

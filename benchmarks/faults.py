@@ -84,7 +84,7 @@ def main() -> int:
         "machine": machine(),
         "runs": found,
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     good = all(one["status"] == "completed" and one["all_counted"] and one["after"] >= LEAST for one in found)
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
@@ -95,9 +95,9 @@ def run_once(seed: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="halteres-faults-") as folder:
         home, environment = Path(folder) / "home", Path(folder) / "faulty_arithmetic.py"
         os.environ["HALTERES_HOME"] = str(home)
-        environment.write_text(ENVIRONMENT)
+        environment.write_text(ENVIRONMENT, encoding="utf-8")
         told = follow(environment, seed, steps)
-        told["failed_calls"] = len((Path(folder) / "failed_calls").read_text())
+        told["failed_calls"] = len((Path(folder) / "failed_calls").read_text(encoding="utf-8"))
     # What failed in the step during which the environment died is told by nobody.
     counted = told["failed_calls_counted"] >= 0.7 * told["failed_calls"] > 0
     told["all_counted"] = counted and told["environment_starts"] == told["service_starts"] == 2

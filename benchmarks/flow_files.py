@@ -60,7 +60,7 @@ class Flows:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "sitecustomize.py").write_text(PROFILER)
+        (folder / "sitecustomize.py").write_text(PROFILER, encoding="utf-8")
         (folder / "now").write_bytes(b"0")
         with (folder / "now").open("r+b") as file:
             self._now = mmap.mmap(file.fileno(), 1)
@@ -78,7 +78,9 @@ class Flows:
 
     def files(self, number: int, of: str = "*") -> list[str]:
         """Of all processes, or of those of one kind: tool, supervisor, child."""
-        lines = {line for file in self.folder.glob(f"{of}-[0-9]*") for line in file.read_text().splitlines()}
+        lines = {
+            line for file in self.folder.glob(f"{of}-[0-9]*") for line in file.read_text(encoding="utf-8").splitlines()
+        }
         return sorted(line[2:] for line in lines if line.startswith(str(number)))
 
     @contextmanager
@@ -124,7 +126,7 @@ def start_training(flows: Flows) -> None:
             [*tools, "start-training", "--changes", changes], env=flows.variables, check=True, stdout=subprocess.DEVNULL
         )
         runs = flows.folder / "home" / "runs"
-        until(lambda: any('"ready"' in file.read_text() for file in runs.glob("[!.]*/events.jsonl")))
+        until(lambda: any('"ready"' in file.read_text(encoding="utf-8") for file in runs.glob("[!.]*/events.jsonl")))
     run_id = next(runs.glob("[!.]*")).name
     subprocess.run([*tools, "stop-training", run_id], env=flows.variables, check=True, stdout=subprocess.DEVNULL)
 
@@ -192,7 +194,7 @@ def main() -> None:
         start_training(flows)
         forward_backward(flows)
         post_group(flows)
-        with (Path(folder) / "mcp.log").open("w") as log:
+        with (Path(folder) / "mcp.log").open("w", encoding="utf-8") as log:
             asyncio.run(tool_call(flows, log))
         titles = (
             "rl_start_training until the first child is ready",

@@ -78,7 +78,7 @@ def main() -> int:
     began = time.monotonic()
     run = train(options, base, work)
     record = report(run, share, round(time.monotonic() - began), options)
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record["held_out"], indent=1))
     if not options.keep:
         shutil.rmtree(options.home)
@@ -110,7 +110,9 @@ def prompt_of(options: argparse.Namespace) -> dict[str, Any]:
         "print(json.dumps({'before': module.convo_prefix, 'after': module.question_suffix}))"
     )
     command = [options.interpreter, "-c", script, str(options.template / TEMPLATE)]
-    told = subprocess.run(command, cwd=options.template, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    told = subprocess.run(
+        command, cwd=options.template, check=True, stdout=subprocess.PIPE, text=True, timeout=300, encoding="utf-8"
+    )
     return json.loads(told.stdout.splitlines()[-1])
 
 
@@ -146,10 +148,10 @@ def lay_out(template: Path, work: Path) -> None:
     shutil.copytree(template / "configs", work / "configs", dirs_exist_ok=True)
     data = work / "gsm8k"
     (data / "main").mkdir(parents=True, exist_ok=True)
-    (data / "README.md").write_text(CARD)
+    (data / "README.md").write_text(CARD, encoding="utf-8")
     for split, every in sums().items():
         rows = [{"question": one.question, "answer": f"{one.worked}\n#### {one.answer}"} for one in every]
-        (data / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (data / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def prepare(prompt: dict[str, Any], folder: Path, steps: int) -> None:

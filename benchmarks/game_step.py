@@ -49,11 +49,13 @@ def main() -> None:
     if options.before:
         result["before / now (at least 2.5)"] = round(found["before"] / found["now"], 2)
         print(f"before / now: {result['before / now (at least 2.5)']}")
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def commit_of(folder: Path) -> str:
-    return subprocess.check_output(["git", "-C", folder, "rev-parse", "--short", "HEAD"], text=True).strip()
+    return subprocess.check_output(
+        ["git", "-C", folder, "rev-parse", "--short", "HEAD"], text=True, encoding="utf-8"
+    ).strip()
 
 
 def run_in(folder: Path, steps: int) -> float:
@@ -61,7 +63,7 @@ def run_in(folder: Path, steps: int) -> float:
     with tempfile.TemporaryDirectory(prefix="halteres-bench-") as home:
         variables = {**os.environ, "HALTERES_HOME": home}
         command = [str(folder.absolute() / ".venv" / "bin" / "python"), __file__, "--one", str(steps)]
-        return json.loads(subprocess.check_output(command, env=variables, text=True).splitlines()[-1])
+        return json.loads(subprocess.check_output(command, env=variables, text=True, encoding="utf-8").splitlines()[-1])
 
 
 def one_run(steps: int) -> float:

@@ -110,7 +110,7 @@ def prepare(options: argparse.Namespace) -> None:
     """An interpreter for the script, and the built-in model under the name that it asks for."""
     if options.python is None:
         command = [ROOT / "scripts" / "client", "gem", *REQUIREMENTS]
-        options.python = Path(subprocess.check_output(command, text=True).strip())
+        options.python = Path(subprocess.check_output(command, text=True, encoding="utf-8").strip())
     options.python = options.python.absolute()
     os.environ["HALTERES_HOME"] = str(options.home)
     os.environ["HF_HOME"] = str(options.home / "hugging-face")
@@ -118,6 +118,7 @@ def prepare(options: argparse.Namespace) -> None:
         [sys.executable, "-m", "halteres", "models", "add", "halteres/tiny", "--as", NAME],
         capture_output=True,
         text=True,
+        encoding="utf-8",
     )
     if added.returncode:
         sys.exit(added.stderr)
@@ -142,7 +143,7 @@ def both(seed: int, options: argparse.Namespace) -> list[tuple[Result, Rows]]:
     trained, ours = learning_game.train("rebn", seed, options)
     ours = [row for row in ours if CURVE in row]
     (folder_of_output,) = (folder / "tinker_output").iterdir()
-    *_, last = map(json.loads, (folder_of_output / "checkpoints.jsonl").read_text().splitlines())
+    *_, last = map(json.loads, (folder_of_output / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines())
     with served(NAME, log=folder / "service.log") as service:
         played = learning_game.score(find_run(trained.run_id), service.url, last["state_path"], options.tasks)
     return [
@@ -210,9 +211,10 @@ def run_script(seed: int, folder: Path, options: argparse.Namespace) -> tuple[Ro
             capture_output=True,
             text=True,
             timeout=ENDS_WITHIN_S,
+            encoding="utf-8",
         )
     wall_s, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-    (folder / "script.log").write_text(f"{done.stdout}\n{done.stderr}")
+    (folder / "script.log").write_text(f"{done.stdout}\n{done.stderr}", encoding="utf-8")
     rows = printed_rows(done.stdout)
     if done.returncode or len(rows) != options.steps:
         sys.exit(f"error: the script ended with code {done.returncode} after {len(rows)} steps:\n{done.stderr[-3000:]}")

@@ -66,7 +66,7 @@ def main() -> None:
             folder = saved(Path(scratch), options.device, **SHAPES[shape])
             found["shapes"][shape] = asyncio.run(measured(folder, options, name, shape == options.shapes[0]))
         print(shape, json.dumps(found["shapes"][shape]), flush=True)
-        options.output.write_text(json.dumps(found, indent=2) + "\n")
+        options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print("->", options.output)
 
 

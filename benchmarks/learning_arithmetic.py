@@ -157,11 +157,11 @@ def score(run: Any, url: str, sampler_path: str, folder: Path, tasks: int, sampl
     command += ["--openai.base_url", f"{url}/runs/{run.run_id}/v1", "--openai.model_name", sampler_path]
     command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", str(samples)]
     command += ["--env.data_dir_to_save_evals", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
     metrics = json.loads(done.stdout.strip().splitlines()[-1])
-    answers = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    answers = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     sampled = [answer for answer in answers if answer["temperature"] > 0]
     worked = [answer for answer in sampled if is_worked(answer["completion"])]
     hasty = [answer for answer in sampled if not is_worked(answer["completion"])]
@@ -252,7 +252,7 @@ def model() -> dict[str, Any]:
 
     folder = builtin_path(TINY)
     assert folder is not None, "the package has its built-in model"
-    facts = json.loads((folder / "halteres.json").read_text())
+    facts = json.loads((folder / "halteres.json").read_text(encoding="utf-8"))
     return {name: facts.get(name) for name in ("name", "version", "recipe_hash", "weights_sha256")}
 
 

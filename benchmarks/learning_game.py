@@ -148,7 +148,7 @@ def score(run: Any, url: str, sampler_path: str, tasks: int) -> dict[str, float]
     command = [state.interpreter, state.environment_file, "evaluate", "--config", str(run.path / "config.yaml")]
     command += ["--openai.base_url", f"{url}/runs/{run.run_id}/v1", "--openai.model_name", sampler_path]
     command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

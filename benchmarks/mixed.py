@@ -41,7 +41,7 @@ def main() -> int:
         "machine": machine(),
         "runs": found,
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     good = all(one["after"] - one["before"] >= LEAST_GAIN for run in found for one in run["held_out"].values())
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
@@ -85,7 +85,9 @@ def join(run: Any, game: str, seed: int) -> subprocess.Popen[bytes]:
     """The game, at the addresses of the run."""
     ends = time.monotonic() + STARTS_WITHIN_S
     while (
-        told := subprocess.run([*HALTERES, "runs", "connect", run.run_id], capture_output=True, text=True)
+        told := subprocess.run(
+            [*HALTERES, "runs", "connect", run.run_id], capture_output=True, text=True, encoding="utf-8"
+        )
     ).returncode:
         if time.monotonic() > ends:
             raise SystemExit(told.stderr)
@@ -118,7 +120,7 @@ def evaluated(run: Any, environment: str) -> dict[str, float]:
         for name in ("step-000000", "final"):
             asked = ["--openai.base_url", f"{server.url}/runs/{run.run_id}/v1", "--openai.model_name", paths[name]]
             command = program.command("evaluate", *variant, *asked, "--env.eval_tasks=512", "--env.eval_samples=1")
-            done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=1800, encoding="utf-8")
             if done.returncode:
                 raise SystemExit(done.stderr[-2000:])
             shares.append(json.loads(done.stdout.strip().splitlines()[-1])["eval/percent_correct"])

@@ -16,7 +16,7 @@ class Channel:
     """The party's side. What libraries print goes to standard error."""
 
     def __init__(self) -> None:
-        self._answers = os.fdopen(os.dup(1), "w")
+        self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
     def say(self, **facts: Any) -> None:

@@ -72,7 +72,7 @@ def main() -> int:
             for name, found in seconds.items()
         },
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=2))
     return 0 if record["equal"] and share < 0.5 else 1
 

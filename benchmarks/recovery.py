@@ -142,7 +142,7 @@ def main() -> None:
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main() -> int:
         record["seeds"].append({"seed": seed, **trained, **looked, "reloaded_exactly": exact})
         print(json.dumps(record["seeds"][-1]), flush=True)
         record["load_average_after"] = machine()["load_average"]
-        (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for kind in (*LEAST, "correct"):
         values = [one["accuracy"][kind]["value"] for one in record["seeds"]]
         print(f"{kind:10} mean {fmean(values):.3f}, least {min(values):.3f}")
@@ -80,19 +80,20 @@ def parse() -> argparse.Namespace:
 
 def process(work: str, seed: int, folder: str) -> dict[str, Any]:
     command = [sys.executable, *sys.argv, "--work", work, "--folder", folder, "--seeds", str(seed)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=ENDS_WITHIN_S, check=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=ENDS_WITHIN_S, check=True, encoding="utf-8"
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Train; the scores of the held-out texts as the weights in memory give them."""
-    import yaml
-
     from halteres.environments.arithmetic_pairs import preference_pairs
     from halteres.rewards import RewardConfig, RewardTrainer
+    from halteres.rewards.training_plan import parse_settings
 
     (seed,) = options.seeds
-    settings = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in options.set)}
+    settings = parse_settings(options.set)
     config = RewardConfig(
         output_dir=str(options.folder / "model"),
         num_train_epochs=options.epochs,

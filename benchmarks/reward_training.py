@@ -64,7 +64,7 @@ def measure(rows: list[dict[str, Any]], options: argparse.Namespace, trl: str, s
         "round": len(rows) // BATCH,
         "learning_rate": 1e-4,
     }
-    (scratch / "rows.json").write_text(json.dumps(rows))
+    (scratch / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     parties: list[Party] = []
     try:
         for name, (script, settings) in PARTIES.items():
@@ -79,7 +79,7 @@ def measure(rows: list[dict[str, Any]], options: argparse.Namespace, trl: str, s
                     print(f"{party.name:>24} {rate(party, number):8.0f} useful tokens / CPU s", flush=True)
     except BaseException:
         for log in scratch.glob("*.log"):
-            print(f"--- end of {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
+            print(f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
         raise
     finally:
         for party in parties:
@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "reward_training.json")
     options = parser.parse_args()
     before = machine()
-    trl = subprocess.check_output([HERE.parent / "scripts" / "client", "trl", *TRL], text=True).strip()
+    trl = subprocess.check_output(
+        [HERE.parent / "scripts" / "client", "trl", *TRL], text=True, encoding="utf-8"
+    ).strip()
     sets: dict[str, Any] = {}
     for name, shared in (("shared_prompts", True), ("short_prompts", False)):
         print(name)
@@ -124,7 +126,7 @@ def main() -> None:
         "model": options.model.name,
         "sets": sets,
     }
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, found in sets.items():
         print(f"{name}: over TRL {found['over_trl']}, peak MB {found['peak_mb']}")
 

@@ -49,7 +49,7 @@ trainer = RewardTrainer(
     model=AutoModelForSequenceClassification.from_pretrained(WORK["folder"], num_labels=1, dtype=torch.float32),
     args=config,
     processing_class=AutoTokenizer.from_pretrained(WORK["folder"]),
-    train_dataset=Dataset.from_list(json.loads(Path(WORK["rows"]).read_text())),
+    train_dataset=Dataset.from_list(json.loads(Path(WORK["rows"]).read_text(encoding="utf-8"))),
     callbacks=[Gate()],
 )
 import trl  # noqa: E402

@@ -66,6 +66,7 @@ class Party:
                 stderr=output,
                 env=variables,
                 text=True,
+                encoding="utf-8",
             )
         return cls(name, process)
 
@@ -134,7 +135,9 @@ def the_work(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
     """Both parties, started, warmed up, and measured in turns."""
     work = the_work(options)
-    trl = subprocess.check_output([HERE.parent / "scripts" / "client", "trl", *TRL], text=True).strip()
+    trl = subprocess.check_output(
+        [HERE.parent / "scripts" / "client", "trl", *TRL], text=True, encoding="utf-8"
+    ).strip()
     parties = []
     try:
         for name in options.parties:
@@ -157,7 +160,7 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
                     )
     except BaseException:
         for log in scratch.glob("*.log"):
-            print(f"--- end of {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
+            print(f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
         raise
     finally:
         for party in parties:
@@ -236,7 +239,7 @@ def main() -> None:
     }
     output = options.output or HERE / "results" / f"rl_step_{options.model.name}_{options.threads}_threads.json"
     output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for party in parties:
         print(f"{party.name}: {party.summary()}")
     for name, figures in ratios.items():

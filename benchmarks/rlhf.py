@@ -145,11 +145,11 @@ def answered(seed: int, options: argparse.Namespace) -> dict[str, list[dict[str,
         command += ["--env.total_steps", str(options.groups), "--env.group_size", "8", "--env.batch_size", "8"]
         command += ["--env.seed", str(1000 + seed), "--env.include_messages", "true"]
         command += ["--env.data_path_to_save_groups", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"Sampling answers failed:\n{done.stderr[-2000:]}")
     found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         group = json.loads(line)
         for tokens, score, messages in zip(group["masks"], group["scores"], group["messages"], strict=True):
             answer = {"messages": messages, "score": score, "tokens": sum(token != -100 for token in tokens)}
@@ -175,7 +175,7 @@ def reward_model(
     """Train on these pairs, calibrate on held-out ones; the folder, and the accuracy there."""
     folder = options.home / f"{name}-{seed}"
     data = folder.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     trained_so = () if base == "halteres/tiny" else PRETRAINED
     command = ["reward", "train", "--model", base, "--data", str(data), "--hold-out", str(HELD_OUT)]
     halteres(*command, "--out", str(folder), *trained_so)
@@ -183,14 +183,16 @@ def reward_model(
 
     _, held_out = hold_out(read_preferences(data), HELD_OUT)
     kept = data.with_name(f"{name}-{seed}-held-out.jsonl")
-    kept.write_text("".join(json.dumps(rows[one.row - 1]) + "\n" for one in held_out.comparisons))
+    kept.write_text("".join(json.dumps(rows[one.row - 1]) + "\n" for one in held_out.comparisons), encoding="utf-8")
     halteres("reward", "calibrate", str(folder), str(kept))
     found = json.loads(halteres("reward", "eval", str(folder), str(kept), "--no-probes", "--json"))
     return {"folder": folder, "accuracy": found["overall"]["accuracy"]["value"]}
 
 
 def halteres(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "halteres", *arguments], capture_output=True, text=True, timeout=3600)
+    done = subprocess.run(
+        [sys.executable, "-m", "halteres", *arguments], capture_output=True, text=True, timeout=3600, encoding="utf-8"
+    )
     if done.returncode:
         raise SystemExit(f"halteres {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return done.stdout
@@ -245,7 +247,7 @@ def change(first: dict[str, Any], last: dict[str, Any], name: str, options: argp
 def samples_of(run: Path, step: int) -> list[dict[str, Any]]:
     """The held-out answers at temperature 1 of one evaluation."""
     file = run / "evals" / f"step_{step}" / "samples.jsonl"
-    return [row for row in map(json.loads, file.read_text().splitlines()) if row["temperature"] > 0]
+    return [row for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()) if row["temperature"] > 0]
 
 
 def slope(answers: Sequence[dict[str, Any]]) -> float:
@@ -287,7 +289,7 @@ def write(runs: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
         "machine": machine(),
         "runs": runs,
     }
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

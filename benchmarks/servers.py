@@ -36,7 +36,9 @@ if sys.version_info < (3, 12):
 
 def peer_python() -> str:
     """The interpreter of SkyRL's own environment; installed on first use."""
-    return subprocess.check_output([HERE.parent / "scripts" / "client", "skyrl", *PEER], text=True).strip()
+    return subprocess.check_output(
+        [HERE.parent / "scripts" / "client", "skyrl", *PEER], text=True, encoding="utf-8"
+    ).strip()
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def halteres(scratch: Path, model: str, engine: str) -> Iterator[str]:
 def skyrl(scratch: Path, model: str, python: str) -> Iterator[str]:
     """The address of SkyRL's server with its JAX backend, while the block runs."""
     scratch.mkdir()
-    (scratch / "sitecustomize.py").write_text(_OLD_PYTHON)
+    (scratch / "sitecustomize.py").write_text(_OLD_PYTHON, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     uv = str(Path(python).parent / "uv")
@@ -110,4 +112,6 @@ def _wait(url: str, process: subprocess.Popen[bytes], scratch: Path) -> None:
             return
         except (urllib.error.URLError, TimeoutError):
             time.sleep(0.2)
-    raise SystemExit(f"error: {url} is not ready; the log ends with:\n{(scratch / 'log').read_text()[-3000:]}")
+    raise SystemExit(
+        f"error: {url} is not ready; the log ends with:\n{(scratch / 'log').read_text(encoding='utf-8')[-3000:]}"
+    )

@@ -55,7 +55,7 @@ class Caller:
         variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0", "CUDA_VISIBLE_DEVICES": ""}
         command = [python, str(Path(__file__).with_name("service_calls.py")), json.dumps({"rank": 8, **work})]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        caller = cls(server, subprocess.Popen(command, env=variables, text=True, **pipes))
+        caller = cls(server, subprocess.Popen(command, env=variables, text=True, **pipes, encoding="utf-8"))
         caller.sdk = caller._answer()["sdk"]
         return caller
 
@@ -98,8 +98,8 @@ def float32(scratch: Path) -> str:
     source = builtin_path(TINY)
     assert source is not None
     folder = Path(shutil.copytree(source, scratch / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}), encoding="utf-8")
     return str(folder)
 
 
@@ -175,7 +175,7 @@ def main() -> None:
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def write(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "table": summary(runs),
         "runs": runs,
     }
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,11 +69,13 @@ def write_run(home: Path, run_id: str, steps: int, created_at: float) -> Path:
     ]
     alerts = [{"type": "alert", "rule": "truncation", "step": 7, "evidence": "x" * 80, "remedy": "rl_get_rollouts()"}]
     for name, lines in (("metrics", rows + evaluated), ("events", events + alerts), ("checkpoints", events)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     for name in ("lock", "heartbeat"):
         (path / name).touch()
-    (path / "settings.json").write_text(Settings().model_dump_json(indent=1))
-    (path / "logs" / "trainer.log").write_text("2026-07-01 12:00:00 INFO trainer: Step 1: reward 0.3\n" * steps)
+    (path / "settings.json").write_text(Settings().model_dump_json(indent=1), encoding="utf-8")
+    (path / "logs" / "trainer.log").write_text(
+        "2026-07-01 12:00:00 INFO trainer: Step 1: reward 0.3\n" * steps, encoding="utf-8"
+    )
     who = {"pid": 4242, "start_time": 1234567, "boot_id": "0" * 36, "pgid": 4242, "port": 8001, "exit": 0}
     state = RunState(
         run_id=run_id,
@@ -177,7 +179,7 @@ def main() -> None:
     }
     text = json.dumps(report, indent=2)
     print(text)
-    options.out.write_text(text + "\n")
+    options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

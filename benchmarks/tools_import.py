@@ -84,7 +84,9 @@ def seconds(action: Callable[[], None], repeat: int) -> dict[str, float]:
 def heavy() -> list[str]:
     """What the tool server must not load, and does."""
     ask = f"{IMPORTS['tool_server']}; import sys; print(*(n for n in {HEAVY!r} if sys.modules.get(n)))"
-    return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout.split()
 
 
 def measure(repeat: int) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def main() -> None:
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

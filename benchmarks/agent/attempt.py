@@ -47,7 +47,7 @@ class Transcript:
     def add(self, **line: Any) -> None:
         """Write a line down, without secrets."""
         if self.file is not None:
-            with self.file.open("a") as stream:
+            with self.file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(self.redactor.json({"t": round(time.time(), 2), **line})) + "\n")
 
 

@@ -109,7 +109,7 @@ def probed(file: Path, templates: Sequence[str]) -> Paid | str:
     command, environment = [sys.executable, str(PROBE), str(file)], environ.for_sandboxed()
     given: dict[str, Any] = {"input": json.dumps(list(templates)), "env": environment, "timeout": PROBED_WITHIN_S}
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, **given)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, **given, encoding="utf-8")
     except subprocess.TimeoutExpired:
         return f"scoring takes more than {PROBED_WITHIN_S:.0f} s"
     try:

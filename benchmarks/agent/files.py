@@ -56,8 +56,8 @@ class Workspace:
         if file.parent != self._folder or not file.is_file():
             return _told(error=f"There is no file {arguments['path']} in your workspace.", files=self._names())
         if name == "read_file":
-            return _told(path=str(file), content=file.read_text()[:LONGEST])
-        file.write_text(arguments["content"][:LONGEST])
+            return _told(path=str(file), content=file.read_text(encoding="utf-8")[:LONGEST])
+        file.write_text(arguments["content"][:LONGEST], encoding="utf-8")
         return _told(path=str(file), characters=len(arguments["content"]))
 
     def _names(self) -> list[str]:

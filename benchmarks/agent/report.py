@@ -86,4 +86,4 @@ def write(file: Path, records: Sequence[Record], agent: str, began: Mapping[str,
         "tasks": [asdict(record) for record in records],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(told, indent=2) + "\n")
+    file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

@@ -44,7 +44,7 @@ class Place:
     @property
     def facts(self) -> dict[str, Any]:
         """What the judge must remember of the preparation."""
-        return json.loads((self.folder / "task.json").read_text())
+        return json.loads((self.folder / "task.json").read_text(encoding="utf-8"))
 
     def variables(self) -> dict[str, str]:
         """This process's environment, for tools that work in this place."""
@@ -124,7 +124,9 @@ def prepare(task: Task, folder: Path) -> Place:
         shutil.copyfile(ENVIRONMENTS / name, place.workspace / name)
     with place.entered():
         facts = task.prepare(place)
-    (place.folder / "task.json").write_text(json.dumps({"task": task.NAME, "prepared_at": time.time(), **facts}))
+    (place.folder / "task.json").write_text(
+        json.dumps({"task": task.NAME, "prepared_at": time.time(), **facts}), encoding="utf-8"
+    )
     return place
 
 

@@ -28,7 +28,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 def peer_python() -> Path:
     """The interpreter of the original's own environment; installed on first use."""
-    return Path(subprocess.check_output([ROOT / "scripts" / "client", *PEER], text=True).strip())
+    return Path(subprocess.check_output([ROOT / "scripts" / "client", *PEER], text=True, encoding="utf-8").strip())
 
 
 @dataclass
@@ -89,7 +89,9 @@ class Server:
                 continue
             except ConnectionError:  # nobody listens yet
                 time.sleep(0.005)
-        raise SystemExit(f"error: {self.name} does not answer:\n{(self.folder / 'log').read_text()[-3000:]}")
+        raise SystemExit(
+            f"error: {self.name} does not answer:\n{(self.folder / 'log').read_text(encoding='utf-8')[-3000:]}"
+        )
 
 
 class Original(Server):
@@ -134,7 +136,7 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            for child in map(int, listed.read_text().split()):
+            for child in map(int, listed.read_text(encoding="utf-8").split()):
                 found += [child, *descendants(child)]
     return found
 
@@ -143,12 +145,14 @@ def cpu_s(pid: int) -> float:
     """Processor seconds (user and system) of a process, its living children, and those that it has waited for."""
     ticks = 0
     for each in [pid, *descendants(pid)]:
-        after_name = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        after_name = Path(f"/proc/{each}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         ticks += sum(map(int, after_name[11:15]))  # utime, stime, cutime, cstime
     return ticks * TICK_S
 
 
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process and its children."""
-    pages = (int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in [pid, *descendants(pid)])
+    pages = (
+        int(Path(f"/proc/{each}/statm").read_text(encoding="utf-8").split()[1]) for each in [pid, *descendants(pid)]
+    )
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")

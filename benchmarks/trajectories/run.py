@@ -86,7 +86,7 @@ def packages(python: Path) -> dict[str, str]:
     """What the original runs on."""
     names = ("atroposlib", "fastapi", "pydantic", "starlette", "uvicorn", "uvloop", "httptools")
     program = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
-    return json.loads(subprocess.check_output([python, "-c", program], text=True))
+    return json.loads(subprocess.check_output([python, "-c", program], text=True, encoding="utf-8"))
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
     text = json.dumps(told, indent=1)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

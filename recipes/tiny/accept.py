@@ -77,7 +77,7 @@ def folder_rows(folder: Path) -> list[Row]:
     size = sum(path.stat().st_size for path in folder.iterdir())
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LOAD.format(folder=str(folder))]
-    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, encoding="utf-8")
     return [
         Row("folder, bytes", size, 1, MAX_FOLDER_BYTES),
         Row("load without network, seconds", float(loaded.stdout), 0, 1),
@@ -165,7 +165,7 @@ def main() -> int:
         log.info(row.text())
     report = _report(rows, details, arguments.model, arguments.tasks, arguments.seed)
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     log.info(json.dumps(report["figures"]))
     return 0 if all(row.passed for row in rows) else 1
 

@@ -322,7 +322,7 @@ def _children() -> list[int]:
     found = list[int]()
     for file in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has just ended
-            found += map(int, file.read_text().split())
+            found += map(int, file.read_text(encoding="utf-8").split())
     return found
 
 
@@ -335,7 +335,7 @@ def start_time(pid: int) -> int | None:
 def boot_id() -> str | None:
     """Names this boot of the machine."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 
@@ -369,7 +369,7 @@ def is_stopped(who: Mapping[str, Any]) -> bool:
 def _stat(pid: int | None) -> tuple[str, int]:
     """State and start time by /proc; an empty state where it has no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return "", 0
     return fields[0], int(fields[19])
@@ -406,7 +406,7 @@ def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
 def _numbers(file: Path) -> Iterator[tuple[str, int]]:
     """The numbers in a file by the word before them; none where it holds no number (`max`), or is not there."""
     try:
-        rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError):
         return
     for row in rows:

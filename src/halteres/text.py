@@ -41,7 +41,9 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
         self.pad_token_id = ids.get("pad_token")
         template = folder / "chat_template.jinja"
-        self._templates = read_templates(template.read_text() if template.is_file() else config.get("chat_template"))
+        self._templates = read_templates(
+            template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+        )
 
     @property
     def eos_token_id(self) -> int:
@@ -129,4 +131,4 @@ def beginning(text: str, words: Sequence[str]) -> int:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

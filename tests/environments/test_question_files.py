@@ -38,11 +38,71 @@ def test_of_a_single_file_a_tenth_is_held_out_and_stays_so_when_rows_are_added(t
     assert set(few[1]) <= set(many[1]) and set(few[0]) <= set(many[0])
 
 
-@pytest.mark.parametrize("bad", ["{", "[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}'])
+@pytest.mark.parametrize("bad", ["[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}'])
 def test_a_row_that_is_none_is_named_with_its_place(tmp_path: Path, bad: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row(1)) + f"\n\n{bad}\n")
     with pytest.raises(InvalidData, match=r"rows\.jsonl:3 is no question"):
+        load_rows(file)
+
+
+@pytest.mark.parametrize(
+    ("bad", "place"),
+    [
+        ("{", "line 3, column 2"),
+        ('{"question": "Q?", "answer": 3,}', "line 3, column 32"),
+        ('{"question": "Q?", "answer": 3, "answer": 4}', "line 3: the key 'answer'"),
+        ('{"question": "half \\ud800?", "answer": "1"}', "line 3: "),
+        ("[" * 100_000, "line 3: "),
+        ('{"question": "Q?", "answer": ' + "9" * 5000 + "}", "line 3: "),
+    ],
+)
+def test_a_line_that_is_not_json_is_refused_with_its_place(tmp_path: Path, bad: str, place: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row(1)) + f"\n\n{bad}\n", encoding="utf-8")
+    with pytest.raises(InvalidData) as refused:
+        load_rows(file)
+    assert refused.value.why.startswith(place) and str(file) in refused.value.what
+
+
+@pytest.mark.parametrize("content", [b'{"question": "\xff"}', '{"question": "a"}'.encode("utf-16")])
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InvalidData, match="UTF-8"):
+        load_rows(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(row(1)).encode() + b"\n" + json.dumps(row(2)).encode())
+    train, held_out = load_rows(file)
+    assert len(train) + len(held_out) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ("0.00005", "0.00005"),
+        ("1e16", "10000000000000000"),
+        ("-2.5e-7", "-0.00000025"),
+        ("1E+3", "1000.0"),
+        ("7", "7"),
+        ("123456789012345678901234567890", "123456789012345678901234567890"),
+    ],
+)
+def test_a_number_as_an_answer_is_kept_in_digits(tmp_path: Path, given: str, answer: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"question": "Q?", "answer": {given}}}\n' * 2, encoding="utf-8")
+    train, held_out = load_rows(file)
+    assert {one.answer for one in (*train, *held_out)} == {answer}
+
+
+@pytest.mark.parametrize("given", ["NaN", "Infinity", "1e300", "true", "null", "[1]"])
+def test_what_is_no_number_is_no_answer(tmp_path: Path, given: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"question": "Q?", "answer": {given}}}\n', encoding="utf-8")
+    with pytest.raises(InvalidData, match=r"rows\.jsonl:1 is no question"):
         load_rows(file)
 
 

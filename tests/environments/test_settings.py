@@ -146,7 +146,7 @@ def test_null_is_nothing_and_text_is_converted() -> None:
     [
         ("env: [1]", "'env:'"),
         ("- 1", "no map"),
-        ("env: {", "no YAML"),
+        ("env: {", "as YAML"),
         ("openai: [{}, {}]", "names 2 servers"),
     ],
 )

@@ -11,6 +11,7 @@ from halteres.config.edits import Edit, nearest_setting, read_edit, short_name
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.operator_policy import UNKNOWN_YET
 from halteres.config.problem import LockedField, Problem, UnknownField
+from halteres.config.values import Word
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
@@ -55,7 +56,7 @@ def test_a_name_means_one_setting_the_seeds_names_too(name: str, key: str) -> No
 
 
 def test_a_text_and_a_typed_value_go_the_same_way() -> None:
-    assert read_edit("trainer.learning_rate=1e-3") == Edit(name="trainer.learning_rate", value=1e-3)
+    assert read_edit("trainer.learning_rate=1e-3") == Edit(name="trainer.learning_rate", value=Word("1e-3"))
     by_text = resolve_settings(ENVIRONMENT, None, ["learning_rate=1e-3", "difficulty=2"])
     assert resolved(learning_rate=1e-3, difficulty=2).settings == by_text.settings
     assert resolved(learning_rate=1e-3, difficulty=2).sources == by_text.sources

@@ -210,8 +210,6 @@ def test_the_schema_names_every_field_and_marks_wiring() -> None:
 @pytest.mark.parametrize(
     ("edit", "rule"),
     [
-        ("run.name=on", "must be text"),
-        ("run.name=7", "must be text"),
         ("run.seed=yes", "must be a number"),
         ("run.max_minutes=true", "must be a number"),
         ("run.max_minutes=.inf", "must be a finite number"),

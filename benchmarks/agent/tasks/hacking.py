@@ -69,7 +69,7 @@ def _was_paid_wrongly(run: RunDirectory, example: dict[str, Any]) -> bool:
 
 def _groups(run: RunDirectory) -> Iterator[dict[str, Any]]:
     for file in (run.path / "rollouts").glob("step_*.jsonl"):
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             yield json.loads(line)
 
 

@@ -28,6 +28,7 @@ from halteres.config.operator_policy import DEFAULT, how_to_unlock, load_policy,
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.program import last_failure
 from halteres.config.settings import Settings, TrainerSettings
+from halteres.config.values import ANYTHING, value_of
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
@@ -51,7 +52,8 @@ def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator
 
 def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> NextStep | None:
     """The call with every suggestion followed; None where a problem has none."""
-    changes = {**changes, **error.details.get("coerced", {})}
+    typed = {name: value_of(value, ANYTHING) for name, value in changes.items()}
+    changes = {**typed, **error.details.get("coerced", {})}
     mended = dict(changes)
     for problem in error.details.get("problems") or ():
         name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)

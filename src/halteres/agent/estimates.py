@@ -436,7 +436,7 @@ class _Probe:
         """With the most memory that the engine ever had resident; 0 where the system does not say."""
         peak_gb = 0.0
         with contextlib.suppress(OSError, IndexError, ValueError):
-            status = Path(f"/proc/{self._host.pid}/status").read_text()
+            status = Path(f"/proc/{self._host.pid}/status").read_text(encoding="utf-8")
             peak_gb = int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
         self.speed = msgspec.structs.replace(self.speed, **figures, peak_gb=peak_gb)
 

@@ -47,13 +47,13 @@ def skills() -> tuple[Skill, ...]:
 
 
 def _read(folder: Path) -> Skill:
-    front = yaml.safe_load((folder / "SKILL.md").read_text().removeprefix("---").partition("\n---")[0])
+    front = yaml.safe_load((folder / "SKILL.md").read_text(encoding="utf-8").removeprefix("---").partition("\n---")[0])
     return Skill(name=str(front["name"]), description=str(front["description"]), folder=folder)
 
 
 def example_environment() -> str:
     """The environment in `write-an-environment`, whole and ready to run."""
-    found = _CODE.search((FOLDER / "write-an-environment" / "SKILL.md").read_text())
+    found = _CODE.search((FOLDER / "write-an-environment" / "SKILL.md").read_text(encoding="utf-8"))
     if found is None:
         raise LookupError("write-an-environment holds no Python code")
     return found[1]
@@ -84,7 +84,7 @@ def lay_out(folder: Path) -> tuple[WorkspaceFile, ...]:
         ServerError: the file system refuses.
     """
     files = {
-        "AGENTS.md": (WORKSPACE / "AGENTS.md").read_text(),
+        "AGENTS.md": (WORKSPACE / "AGENTS.md").read_text(encoding="utf-8"),
         f"{ENVIRONMENTS}/example.py": example_environment(),
         ".gitignore": _IGNORED,
     }

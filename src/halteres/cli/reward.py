@@ -346,7 +346,7 @@ def check(
     if Path(what).suffix in (".json", ".toml", ".yaml", ".yml"):
         found = check_rubric(read_rubric(Path(what)))
     elif rest and "/" not in rest and all(environment.name != family for environment in discover([]).environments):
-        task = parse_settings(columns or [])
+        task = parse_settings(columns or [], {})
         scores = asyncio.run(function_scores(RewardFunction(what), prompt, reference, task))
         found = check_answers(scores, paid_above)
     else:
@@ -380,7 +380,8 @@ def export(
     if out.exists() and any(out.iterdir()):
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
     assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
-    weights = RewardConfig(objective_weights=parse_settings(assignments) or None).objective_weights
+    numbers = {"additionalProperties": {"type": "number"}}
+    weights = RewardConfig(objective_weights=parse_settings(assignments, numbers) or None).objective_weights
     RewardModel.load(folder).save_merged(out, weights)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
 

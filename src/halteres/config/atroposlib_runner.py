@@ -179,7 +179,7 @@ def main() -> int:
     """Do as the command line says; the exit code."""
     what, *arguments = sys.argv[1:]
     if what == "describe":
-        file, values = Path(arguments[0]), json.loads(Path(arguments[1]).read_text())
+        file, values = Path(arguments[0]), json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
         sys.path[0] = str(file.parent)
         return describe(file, values)
     metrics, name, *sys.argv = arguments

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
+from halteres.config.values import Word
 from halteres.errors import nearest
 
 ALIASES: Mapping[str, str] = {
@@ -40,15 +38,13 @@ OWN_KEYS = tuple(f"{section}.{name}" for section, model in SECTIONS.items() for 
 
 CLOSE = 0.6  # how like a name must be to be offered: an agent follows the offer
 
-_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """A name as it was given, and the new value."""
 
     name: str  # section.field, or a field that only one section has, or the seeds' name of one
-    value: Any
+    value: Any  # a Word where it was typed on a command line
 
     @property
     def key(self) -> str:
@@ -77,15 +73,11 @@ class Edit:
 
 
 def read_edit(text: str) -> Edit | Problem:
-    """An edit written as `name=value`; the value is YAML, and `1e-3` a number, which YAML 1.1 takes for a text."""
+    """An edit written as `name=value`. Blanks around the equals sign are no part of the value."""
     name, equals, value = text.partition("=")
-    name = name.strip()
-    if not equals or not name.rpartition(".")[2]:
+    if not equals or not name.strip().rpartition(".")[2]:
         return Problem(field=text, got=None, rule="write it as section.field=value")
-    try:
-        return Edit(name=name, value=float(value) if _NUMBER.fullmatch(value.strip()) else yaml.safe_load(value))
-    except yaml.YAMLError:
-        return Edit(name=name, value=value)
+    return Edit(name=name.strip(), value=Word(value if name == name.rstrip() else value.strip()))
 
 
 def switch_refused(name: str, value: Any) -> Problem:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from halteres.config.discovery import reference
@@ -53,6 +53,8 @@ from halteres.config.settings import (
     TrainerSettings,
     wiring_of,
 )
+from halteres.config.values import ANYTHING, Schema, Word, schema_at, value_of
+from halteres.documents import DocumentError, half_characters, read_document
 from halteres.errors import InvalidConfig, nearest
 
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
@@ -97,14 +99,54 @@ class Gathering:
         """Lay an edit over what is there."""
         if isinstance(edit, Problem):
             self.problems.append(edit)
+        elif (halves := half_characters(edit.value)) is not None:
+            self.problems.append(Problem(field=edit.name, got=ascii(edit.value), rule=halves))
         elif edit.name in SWITCHES:
-            if edit.value not in (False, None, "false"):
+            if value_of(edit.value, {"type": "boolean"}) not in (False, None, "false"):
                 self.problems.append(switch_refused(edit.name, edit.value))
         elif isinstance(place := edit.place(), Problem):
             self.problems.append(place)
         else:
-            self.put(place, data_place(edit.value, Path()) if place == DATASET else edit.value, "edit", edit.name)
+            section = place.partition(".")[0]
+            # What a text means for the environment's settings, only the environment can say (`_read_texts`).
+            self.put(place, edit.value, "edit", edit.name)
             self.edits.append(edit)
+            if section in SECTIONS:
+                self._read_text(len(self.edits) - 1, _schema_of(section))
+
+    def _read_text(self, index: int, schema: Schema) -> None:
+        """Give an edit the value that its text has for a setting of this schema. What was typed is that value from here
+        on; a text among typed values stays what was given, and is counted as taken for another type."""
+        edit = self.edits[index]
+        section, _, name = edit.key.partition(".")
+        try:
+            value = value_of(edit.value, schema_at(schema, [name]))
+        except DocumentError as error:
+            self.problems.append(Problem(field=edit.name, got=edit.value, rule=str(error)))
+            self.sections[section].pop(name, None)
+            return
+        if edit.key == DATASET:
+            value = data_place(value, Path())
+        self.sections[section][name] = value
+        if isinstance(edit.value, Word):
+            self.edits[index] = replace(edit, value=value)
+
+    def _read_texts(self, environment: EnvironmentProgram) -> None:
+        """Give the edits of the environment's settings their values: it is asked which types it has."""
+        texts = [
+            index
+            for index, edit in enumerate(self.edits)
+            if edit.key.startswith("env.") and isinstance(edit.value, str)
+        ]
+        if not texts:
+            return
+        # Mostly this is what they turn out to mean, and the environment is started once.
+        guessed = {
+            name: value_of(value, ANYTHING) for name, value in self.sections["env"].items() if name not in ENV_WIRING
+        }
+        schema = describe(environment, guessed).schema
+        for index in texts:
+            self._read_text(index, schema)
 
     def settle(self) -> Resolved:
         """Lay the policy over all, validate our sections, ask the environment about its own.
@@ -113,6 +155,7 @@ class Gathering:
             InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where it is the only one.
         """
         environment = self._environment()
+        self._read_texts(environment)
         self._apply_policy(environment)
         given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
         description = describe(environment, given)
@@ -290,6 +333,11 @@ def _batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | Non
     return None
 
 
+@cache
+def _schema_of(section: str) -> dict[str, Any]:
+    return SECTIONS[section].model_json_schema()
+
+
 def _kind(value: Any) -> str:
     return {int: "number", float: "number", tuple: "list"}.get(type(value), type(value).__name__)
 
@@ -361,15 +409,11 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _read_sections(file: Path, problems: list[Problem]) -> Sections:
-    try:
-        data = yaml.safe_load(file.read_text()) or {}
-    except OSError as error:
-        raise InvalidConfig(f"Config file {file} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise InvalidConfig(f"Config file {file} is not YAML.", f"{where}.", "Mend it and try again.") from error
+    data = read_document(file, "config file")
+    if data is None:
+        return {}
     if not isinstance(data, Mapping):
-        raise InvalidConfig(f"Config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
+        raise InvalidConfig(f"The config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
     if is_seed_format(data):
         return from_seed_format(data, problems)
     known = ("run", "env", "inference", "trainer")

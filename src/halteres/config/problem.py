@@ -110,6 +110,8 @@ def rule_of(detail: Mapping[str, Any]) -> str:
 
 def _as_json(value: Any) -> Any:
     """The value; as text where JSON has no word for it: infinity, a date."""
+    if isinstance(value, str):
+        return str(value)  # without what it was typed as
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

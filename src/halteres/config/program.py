@@ -189,14 +189,14 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
 def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
     """What the file prints; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
     by_script = folder / "values.json"
-    by_script.write_text(json.dumps(dict(values), default=str))
+    by_script.write_text(json.dumps(dict(values), default=str), encoding="utf-8")
     script = (environment.interpreter, FOREIGN, "describe", str(environment.path), str(by_script))
     is_foreign = f"foreign\n{_stamp(environment.path)}"
     is_tried = bool(_recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
     if is_tried and (found := _run(environment, script)).code == 0:
         return found  # to import it once is slow enough
     given = folder / "config.yaml"
-    given.write_text(yaml.safe_dump({"env": dict(values)}))
+    given.write_text(yaml.safe_dump({"env": dict(values)}), encoding="utf-8")
     ended = _run(environment, environment.command("describe", "--config", str(given)))
     if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
         return ended

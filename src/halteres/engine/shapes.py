@@ -69,7 +69,7 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
         InvalidData: the configuration cannot be read, or asks for what this engine does not compute.
     """
     try:
-        settings = json.loads((folder / CONFIG).read_text())
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidData(f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again.") from error
     if not isinstance(settings, dict):

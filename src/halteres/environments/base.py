@@ -254,7 +254,7 @@ class BaseEnv:
         """Set the attributes saved at the current step, where there is a file of that step."""
         file = self.checkpoint_folder / f"step-{self.curr_step}.json"
         if file.is_file():
-            for name, value in json.loads(file.read_text()).items():
+            for name, value in json.loads(file.read_text(encoding="utf-8")).items():
                 setattr(self, name, value)
 
     async def cleanup(self) -> None:

@@ -12,12 +12,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
+from halteres.documents import read_document
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
@@ -256,12 +256,7 @@ def read_file(file: Path) -> Overrides:
     Raises:
         InvalidConfig: unreadable, no YAML, or of another shape.
     """
-    try:
-        content = yaml.safe_load(file.read_text()) or {}
-    except OSError as error:
-        raise InvalidConfig(f"The config file {file} cannot be read.", f"{error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"The config file {file} is no YAML.", " ".join(str(error).split())) from error
+    content = read_document(file, "config file") or {}
     if not isinstance(content, dict):
         raise InvalidConfig(f"The config file {file} is no map.", "It needs 'env:' and 'openai:' at its top level.")
     servers = content.get("openai") or {}

@@ -29,7 +29,7 @@ Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 def main() -> None:
     """Say that the environment is there, or why not; then answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     made: list[Answer] = []
 

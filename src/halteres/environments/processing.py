@@ -57,7 +57,7 @@ async def process(env: BaseEnv) -> Path:
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
         written.append(group)
         log.info("group %d of %d: scores %s", len(written), size, ", ".join(f"{score:g}" for score in scores_of(group)))
-    file.with_suffix(".html").write_text(render_page(env.title, written, env.tokenizer))
+    file.with_suffix(".html").write_text(render_page(env.title, written, env.tokenizer), encoding="utf-8")
     await env.cleanup()
     return file
 

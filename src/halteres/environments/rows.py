@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from halteres.documents import DocumentError, read_json_lines
 from halteres.environments.answers import number_in
 from halteres.errors import InvalidConfig, InvalidData
 
@@ -55,29 +56,37 @@ def load_rows(source: str | Path) -> tuple[Sequence[Row], Sequence[Row]]:
 
 def _read(file: Path) -> list[Row]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines() also cuts within JSON texts
-    except (OSError, UnicodeDecodeError) as error:
+        return [_row(fields, f"{file}:{number}") for number, fields in read_json_lines(file)]
+    except OSError as error:
         raise InvalidConfig(
             f"The questions in {file.absolute()} cannot be read.",
-            f"{getattr(error, 'strerror', None) or error}.",
+            f"{error.strerror or error}.",
             "Give the whole path of a JSONL file, or of a folder with train.jsonl and test.jsonl.",
         ) from error
-    return [_row(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    except DocumentError as error:
+        raise InvalidData(f"{file.absolute()} is no file of JSON lines.", f"{error}.", next=_FORM) from error
+
+
+_FORM = 'A row is {"question": "...", "answer": "7"}; the number may stand after "####".'
+
+_LARGEST_EXPONENT = 100  # of ten: a longer number is no answer
 
 
 def _row(fields: Any, place: str) -> Row:
-    """A row of a data set, or a line of JSON that holds one."""
-    if isinstance(fields, str):
-        with contextlib.suppress(ValueError):
-            fields = json.loads(fields)
+    """A row of a data set."""
     found = fields if isinstance(fields, Mapping) else {}
-    question, answer = found.get("question"), str(found.get("answer", "")).rpartition("####")[2].strip()
+    question, answer = found.get("question"), _decimal(found.get("answer", "")).rpartition("####")[2].strip()
     if not isinstance(question, str) or number_in(answer) is None:
-        raise InvalidData(
-            f"{place} is no question with a number as its answer.",
-            next='A row is {"question": "...", "answer": "7"}; the number may stand after "####".',
-        )
+        raise InvalidData(f"{place} is no question with a number as its answer.", next=_FORM)
     return Row(question=question, answer=answer)
+
+
+def _decimal(answer: Any) -> str:
+    """An answer as text. A number is written in digits: Python writes 0.00005 as 5e-05."""
+    if not isinstance(answer, float) or not math.isfinite(answer):
+        return str(answer)
+    digits = Decimal(repr(answer))
+    return f"{digits:f}" if abs(digits.adjusted()) <= _LARGEST_EXPONENT else str(answer)
 
 
 def _from_hub(name: str) -> tuple[list[Row], list[Row]]:

@@ -161,7 +161,7 @@ def _is_foreign(entry: Path) -> bool:
 
 def _reference(entry: Path) -> str | None:
     try:
-        return (entry / "refs" / "main").read_text().strip()
+        return (entry / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 

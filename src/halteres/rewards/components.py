@@ -20,15 +20,12 @@ list of such criteria and `[[criteria]]` (verifiers 0.4), and Harbor's `[[criter
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, Self, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -44,6 +41,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.documents import DocumentError, parse_yaml, read_document
 from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output
 
@@ -162,9 +160,9 @@ def _as_list(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return yaml.safe_load(given)
-    except yaml.YAMLError as error:
-        raise PydanticCustomError("yaml", "no YAML: {why}", {"why": " ".join(str(error).split())}) from error
+        return parse_yaml(given)
+    except DocumentError as error:
+        raise PydanticCustomError("yaml", "no YAML: {why}", {"why": str(error)}) from error
 
 
 RewardSpecs = Annotated[tuple[RewardSpec, ...], BeforeValidator(_as_list)]
@@ -296,17 +294,13 @@ def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str)
     """How to call a source in an error, and its content: of a file, a text of JSON or YAML, or the data themselves."""
     if not isinstance(source, str | Path):
         return "This", source
-    try:
-        if not isinstance(source, Path) and ("\n" in source or source.lstrip()[:1] in ("{", "[")):
-            return "This text", yaml.safe_load(source)
+    if isinstance(source, Path) or not ("\n" in source or source.lstrip()[:1] in ("{", "[")):
         file = Path(source).expanduser()
-        text = file.read_text(encoding="utf-8")
-        readers = {".json": json.loads, ".toml": tomllib.loads}
-        return str(file), readers.get(file.suffix, yaml.safe_load)(text)
-    except OSError as error:
-        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{error.strerror}.") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{' '.join(str(error).split())}.") from error
+        return str(file), read_document(file, noun)
+    try:
+        return "This text", parse_yaml(source)
+    except DocumentError as error:
+        raise InvalidConfig(f"The {noun} {source} cannot be read.", f"{error}.") from error
 
 
 def problems_of(error: ValidationError) -> str:

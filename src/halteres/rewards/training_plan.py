@@ -13,12 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
+from halteres.config.edits import read_edit
+from halteres.config.problem import Problem
+from halteres.config.values import Schema, schema_at, value_of
+from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import read_regular, replace_file
 from halteres.models.shape import ModelShape, read_shape
@@ -237,23 +241,40 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
         raise _refusal(error) from error
 
 
-def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Fields given as NAME=VALUE, values in YAML; `lora.r=8` sets a field of a field.
+def parse_settings(assignments: Sequence[str], schema: Schema | None = None) -> dict[str, Any]:
+    """Fields given as NAME=VALUE, the values read by the fields' types; `lora.r=8` sets a field of a field.
 
-    >>> parse_settings(["learning_rate=0.001", "lora.r=8"])
-    {'learning_rate': 0.001, 'lora': {'r': 8}}
+    Args:
+        schema: JSON Schema of an object with these fields; default: those of a plan and of `RewardConfig`.
+
+    >>> parse_settings(["learning_rate=1e-3", "lora.r=8", "eos_token=#"])
+    {'learning_rate': 0.001, 'lora': {'r': 8}, 'eos_token': '#'}
     """
+    schema = _schema() if schema is None else schema
     found: dict[str, Any] = {}
     for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals:
+        edit = read_edit(assignment)
+        if isinstance(edit, Problem):
             raise InvalidConfig(f"'{assignment}' is no setting.", next="Write --set NAME=VALUE.")
-        *sections, last = name.split(".")
+        *sections, last = names = edit.name.split(".")
         place = found
         for section in sections:
             place = place.setdefault(section, {})
-        place[last] = yaml.safe_load(value)
+            if not isinstance(place, dict):
+                raise InvalidConfig(f"'{section}' is given as a whole and by its fields.", next="Give one of the two.")
+        if (halves := half_characters(assignment)) is not None:
+            raise InvalidConfig(f"The value of '{edit.name}' cannot be used.", f"{halves}.")
+        try:
+            place[last] = value_of(edit.value, schema_at(schema, names))
+        except DocumentError as error:
+            raise InvalidConfig(f"The value of '{edit.name}' cannot be used.", f"{error}.") from error
     return found
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    plan, settings = TrainingPlan.model_json_schema(), RewardConfig.model_json_schema()
+    return {**plan, "properties": {**plan["properties"], **settings["properties"]}}
 
 
 def objective_weights(

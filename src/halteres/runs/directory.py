@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 from pydantic import ValidationError
 
 from halteres.config import environ
@@ -29,6 +28,7 @@ from halteres.config.environ import Mode, write_stop_request
 from halteres.config.files import Resolved, resolve_settings
 from halteres.config.projection import NOTHING_GIVEN
 from halteres.config.settings import Settings, default_name
+from halteres.documents import DocumentError, decoded, parse_yaml
 from halteres.errors import Conflict, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
 from halteres.observe.metrics import Row, WriteFailed, append_row, read_rows
@@ -124,10 +124,10 @@ class RunDirectory:
         """config.yaml: what the environment ran with. A key may be in it."""
         file = self.path / "config.yaml"
         try:
-            config = yaml.safe_load(read_regular(file))
+            config = parse_yaml(decoded(read_regular(file)))
         except FileNotFoundError as error:
             raise NotFound(f"There is no file {file}.") from error
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except (OSError, DocumentError) as error:
             raise unreadable(file, " ".join(str(error).split())) from error
         if not isinstance(config, dict) or not isinstance(config.get("env") or {}, dict):
             raise unreadable(file, "it holds no settings")

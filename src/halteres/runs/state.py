@@ -223,7 +223,7 @@ def locked(file: Path, within_s: float, what: str, given_up: threading.Event | N
         os.close(descriptor)
         if time.monotonic() > ends or given_up.wait(_POLL_S):
             try:
-                holder = f"Process {int(file.read_text())}"
+                holder = f"Process {int(file.read_text(encoding='utf-8'))}"
             except (OSError, ValueError):
                 holder = "Another process"
             raise NotReady(what, f"{holder} holds {file}.", "Try again in a moment.")

@@ -86,7 +86,12 @@ async def write_gguf(
             command += [str(merged), "--outfile", str(place / GGUF)]
             try:
                 ended = await asyncio.to_thread(
-                    subprocess.run, command, capture_output=True, text=True, env=environ.for_sandboxed()
+                    subprocess.run,
+                    command,
+                    capture_output=True,
+                    text=True,
+                    env=environ.for_sandboxed(),
+                    encoding="utf-8",
                 )
             except OSError as error:
                 raise ProcessFailed("The converter cannot be started.", f"{command[0]}: {error.strerror}.") from error

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from halteres.documents import read_document
 from halteres.errors import HalteresError, InvalidConfig, UserError, size_text, unknown
 from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import MAX_BODY_BYTES
@@ -153,15 +154,11 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     """The limits in a state directory's file, and what the command line says of the default ones."""
     file = state / FILE
     try:
-        given = msgspec.yaml.decode(file.read_bytes(), type=LimitsFile | None) or LimitsFile()
-    except (FileNotFoundError, NotADirectoryError):
-        given = LimitsFile()
-    except (OSError, msgspec.MsgspecError) as error:
-        why, next_step = (
-            f"{' '.join(str(error).split())}.",
-            "Give it `default:` and `tenants:`, with NAME: VALUE.",
-        )
-        raise InvalidConfig(f"The file {file} cannot be read.", why, next_step) from error
+        content = read_document(file, "file") if file.exists() else None
+        given = msgspec.convert(content or {}, LimitsFile)
+    except msgspec.ValidationError as error:
+        next_step = "Give it `default:` and `tenants:`, with NAME: VALUE."
+        raise InvalidConfig(f"The file {file} cannot be read.", f"{error}.", next_step) from error
     if wrong := [option for option in options if "=" not in option]:
         raise InvalidConfig(f"'{wrong[0]}' is no limit.", next="Write it as NAME=VALUE.")
     by_option = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}

@@ -49,7 +49,7 @@ def token() -> str:
     try:
         if not file.exists():
             _make(file)
-        found = file.read_text().strip()
+        found = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(
             f"The token file {file} cannot be used.",
@@ -71,7 +71,7 @@ def _make(file: Path) -> None:
     beside = file.with_name(f".{FILE}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as stream:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(f"{secrets.token_urlsafe(32)}\n")
         with contextlib.suppress(FileExistsError):
             os.link(beside, file)

@@ -27,6 +27,7 @@ from rich.text import Text
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
+from halteres.config.values import Word
 from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
 
@@ -45,6 +46,7 @@ class Parameter:
     name: str
     type: Any  # of its word: str, bool, or a list of str
     as_json: bool  # its word is read as JSON, or as a plain text where it is none
+    is_setting: bool  # its word is a setting's value, whose type says what it means
     positional: bool
     help: str
     metavar: str | None
@@ -57,6 +59,7 @@ class Parameter:
             options = [option for option in get_args(annotation) if option is not types.NoneType]
             annotation = options[0] if len(options) == 1 else Any
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        is_setting = annotation is Any and positional
         is_word = annotation in (str, bool, list[str])  # taken as it stands; any other value is written as JSON
         is_shown = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
         default = "yes" if field.default is True else field.default if is_shown else None
@@ -65,7 +68,8 @@ class Parameter:
         return cls(
             name=name,
             type=annotation if is_word else str,
-            as_json=not is_word and not choices,
+            as_json=not is_word and not choices and not is_setting,
+            is_setting=is_setting,
             positional=positional,
             help=" ".join(part for part in tails if part),
             metavar=name.upper() if positional else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
@@ -76,6 +80,12 @@ class Parameter:
         """Its name as an option."""
         flag = self.name.replace("_", "-")
         return f"--{flag}/--no-{flag}" if self.type is bool else f"--{flag}"
+
+    def value(self, given: Any) -> Any:
+        """What was typed, as the tool gets it."""
+        if self.is_setting:
+            return Word(given)
+        return _json_or_text(given) if self.as_json else given
 
 
 def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
@@ -126,7 +136,7 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
 
     def command(as_json: bool, **given: Any) -> None:
         arguments = {
-            parameter.name: _json_or_text(given[parameter.name]) if parameter.as_json else given[parameter.name]
+            parameter.name: parameter.value(given[parameter.name])
             for parameter in parameters
             if given[parameter.name] not in (None, [])
         }

@@ -248,7 +248,7 @@ class Tester:
         text = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"  # the seeds' form
         for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
             text += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
-        log.write_text(Redactor.of_this_process().text(text))
+        log.write_text(Redactor.of_this_process().text(text), encoding="utf-8")
         ended = Ended(seconds=time.monotonic() - began, traffic=upstream.traffic)
         if code == 0 and unanswered is None:
             return ended
@@ -298,12 +298,12 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
     env = json.loads(json.dumps(env))  # values of types that YAML has no word for
     config = work / "config.yaml"
     settings = {"env": env, "openai": [server], "slurm": False, "testing": False}
-    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     if not request.prompts:
         return request.program.command("process", "--config", str(config))
     # Free prompts go through our own program, in the environment's interpreter where it is one of ours.
     job = work / "job.json"
-    job.write_text(json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}))
+    job.write_text(json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}), encoding="utf-8")
     answering = ("-m", "halteres.agent.trial.answering", str(config), str(job))
     if is_foreign:
         return (sys.executable, *answering)

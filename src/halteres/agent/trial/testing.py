@@ -310,8 +310,8 @@ def scored(
         config, question = Path(name, "config.yaml"), Path(name, "job.json")
         tokenizer = tokenizer or str(character_tokenizer(Path(name, "characters")))
         values = json.loads(json.dumps({**env, "tokenizer_name": tokenizer, "use_wandb": False}, default=str))
-        config.write_text(yaml.safe_dump({"env": values}))
-        question.write_text(json.dumps(dict(job)))
+        config.write_text(yaml.safe_dump({"env": values}), encoding="utf-8")
+        question.write_text(json.dumps(dict(job)), encoding="utf-8")
         command = (program.interpreter, "-m", "halteres.agent.trial.answering", str(config), str(question))
         command += (str(program.path), declared.class_name if declared else "")
         try:
@@ -342,11 +342,11 @@ def character_tokenizer(folder: Path) -> Path:
     source = builtin_path(TINY)
     assert source is not None, "it is part of the package"  # noqa: S101 - for the type checker
     folder.mkdir()
-    whole = json.loads((source / "tokenizer.json").read_text())
+    whole = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     special = {token["content"] for token in whole["added_tokens"]}
     vocabulary = {text: number for text, number in whole["model"]["vocab"].items() if len(text) == 1 or text in special}
     whole["model"] |= {"vocab": vocabulary, "merges": []}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    (folder / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(source / name, folder)
     return folder

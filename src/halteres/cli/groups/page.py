@@ -94,7 +94,7 @@ class PageFile:
 
 def render(entries: Sequence[Entry], source: str) -> str:
     """The whole page of these entries, the oldest first, of the server at this address."""
-    style = Path(__file__).with_name("page.css").read_text()
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())

@@ -83,7 +83,7 @@ class Weights:
             f"{prefix}.lora_B.weight": np.full(shape[::-1], float(self.version), np.float32),
         }
         with written(folder) as place:
-            (place / CONFIG).write_text(json.dumps(config))
+            (place / CONFIG).write_text(json.dumps(config), encoding="utf-8")
             (place / STATE).write_bytes(msgspec.json.encode(self))
             save_file(tensors, place / WEIGHTS)
             if optimizer:
@@ -148,7 +148,7 @@ class ScriptedEngine:
                 "config.json is missing.",
                 "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
             )
-        config: dict[str, int] = json.loads((folder / "config.json").read_text())
+        config: dict[str, int] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),

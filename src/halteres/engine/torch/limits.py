@@ -136,7 +136,7 @@ class FreedMemory:
 
 def resident_bytes() -> int:
     """Of this process, on Linux."""
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(_STATM.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -117,17 +117,17 @@ def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: Merg
         config["tie_word_embeddings"] = False
     if dtype != "base":
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if (model / INDEX).is_file():
         size = sum((place / file).stat().st_size for file in set(merged.values()))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(merged.items()))}
-        (place / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (place / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     for file in sorted({file for pattern in COMPANIONS for file in model.glob(pattern) if file.is_file()}):
         shutil.copyfile(file, place / file.name)
 
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidData(f"{file} cannot be read.", f"{error}.", "Download the model again.") from error

@@ -48,7 +48,7 @@ def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Sa
     layout, adam = checkpoint.layout, checkpoint.adam
     state = State(version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0)
     with written(folder) as place:
-        (place / CONFIG).write_text(json.dumps(_peft_config(layout, base_name), indent=2))
+        (place / CONFIG).write_text(json.dumps(_peft_config(layout, base_name), indent=2), encoding="utf-8")
         (place / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         _save(layout.named(checkpoint.flat), place / WEIGHTS)
         if adam is not None:

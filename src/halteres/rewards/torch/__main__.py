@@ -40,7 +40,9 @@ def main() -> int:
         with boundary(ServerError, "Reward training"):
             _train(run, training)
     except HalteresError as error:
-        (run / "control" / "failure.json").write_text(json.dumps({"role": "trainer", **as_failure(error)}))
+        (run / "control" / "failure.json").write_text(
+            json.dumps({"role": "trainer", **as_failure(error)}), encoding="utf-8"
+        )
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
     return 0

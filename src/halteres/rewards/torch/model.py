@@ -280,9 +280,9 @@ class RewardModel:
         names = {number: name for name, number in self.tokenizer.special_tokens.items()}
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             if (place / name).is_file():
-                content = json.loads((place / name).read_text())
+                content = json.loads((place / name).read_text(encoding="utf-8"))
                 content["pad_token"] = names.get(self.network.padding, content.get("pad_token"))
-                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -323,7 +323,9 @@ def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, 
 
 def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, list[str]]:
     """Template, padding token and notes of a folder without our file: TRL's rules."""
-    config: dict[str, Any] = json.loads((base / "config.json").read_text()) if (base / "config.json").is_file() else {}
+    config: dict[str, Any] = (
+        json.loads((base / "config.json").read_text(encoding="utf-8")) if (base / "config.json").is_file() else {}
+    )
     longest = config.get("max_position_embeddings")
     template = template_for(tokenizer, max_length=longest)
     notes = [
@@ -356,7 +358,7 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
         template = template / "chat_template.jinja" if template.is_dir() else template
         if not template.is_file():
             raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text())
+        (scratch / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
     tokenizer = Tokenizer(scratch)
     weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
     return tokenizer

@@ -58,7 +58,7 @@ class LoraLinear(nn.Module):
 
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
     """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not read here."""
-    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
+    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
         why = f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read."
@@ -215,7 +215,7 @@ class ScoringNetwork:
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote. InvalidData where it is of another model."""
@@ -324,7 +324,7 @@ def open_network(
     if not (base / "config.json").is_file():
         next = "Name a model folder in Hugging Face format."
         raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
-    config, names = json.loads((base / "config.json").read_text()), tuple(objective_weights or ())
+    config, names = json.loads((base / "config.json").read_text(encoding="utf-8")), tuple(objective_weights or ())
     scores = (config.get("architectures") or [""])[0].endswith("ForSequenceClassification")
     if scores and num_outputs_of(config) != max(1, len(names)):
         why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."

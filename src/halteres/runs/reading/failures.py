@@ -80,7 +80,7 @@ def kernel_kills() -> int:
     """Processes that the kernel has killed for want of memory since it began to count; 0 where it does not tell."""
     for file in COUNTERS:
         try:
-            counted = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
+            counted = re.search(r"^oom_kill (\d+)$", Path(file).read_text(encoding="utf-8"), re.MULTILINE)
         except OSError:
             continue
         if counted:

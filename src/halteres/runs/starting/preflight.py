@@ -21,6 +21,7 @@ from halteres.config.operator_policy import Policy, PolicyCap, how_to_unlock, ov
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
+from halteres.documents import DocumentError, read_json_lines
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, UserError, nearest
 from halteres.models import model_folder
 from halteres.models.shape import ModelShape, adapter_numbers
@@ -386,10 +387,26 @@ def _environment(settings: Settings) -> EnvironmentProgram:
     data = settings.env.get("dataset")
     if isinstance(data, str) and os.path.isabs(data) and not os.path.exists(data):
         raise refusal([Problem(field="env.dataset", got=data, rule="there is no such file or folder")])
+    if isinstance(data, str) and os.path.isabs(data):
+        check_lines(Path(data))
     if description.is_foreign and settings.trainer.deterministic:
         rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
     return replace(environment, is_foreign=description.is_foreign)
+
+
+def check_lines(data: Path) -> None:
+    """Refuse a data set whose lines are not JSON: the environment would fail at them as soon as it begins."""
+    files = sorted(data.glob("*.jsonl")) if data.is_dir() else [data] if data.suffix == ".jsonl" else []
+    for file in files:
+        try:
+            for _ in read_json_lines(file):
+                pass
+        except OSError as error:
+            problem = Problem(field="env.dataset", got=str(file), rule=f"it cannot be read: {error.strerror}")
+            raise refusal([problem]) from error
+        except DocumentError as error:
+            raise refusal([Problem(field="env.dataset", got=str(file), rule=str(error))]) from error
 
 
 def _advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
@@ -442,7 +459,7 @@ def _check_function(function: str) -> None:
     place, _, name = function.rpartition(":")
     file = Path(place).expanduser()
     try:
-        source = file.read_text()
+        source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])

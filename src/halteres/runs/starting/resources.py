@@ -110,7 +110,9 @@ def _usable_gpu() -> Gpu | None:
         return None
     query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=True)
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=True, encoding="utf-8"
+        )
         name, total, free = answer.stdout.splitlines()[0].rsplit(",", 2)
         return Gpu(name=name.strip(), memory=Memory(total=int(total) * MIB, free=int(free) * MIB))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from halteres.clients import json_client
 from halteres.config import environ
 from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
+from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
@@ -183,8 +182,8 @@ def components_of(given: Any) -> list[dict[str, Any]]:
     """A list of components, which may have come as YAML; what is none is for the environment to refuse."""
     if isinstance(given, str):
         try:
-            given = yaml.safe_load(given)
-        except yaml.YAMLError:
+            given = parse_yaml(given)
+        except DocumentError:
             return []
     return [component for component in given or () if isinstance(component, dict)] if isinstance(given, list) else []
 

@@ -116,8 +116,8 @@ def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key:
 
 def write_run(folder: Path, state: RunState, settings: Settings, policy: Policy, metrics: Iterable[Row] = ()) -> None:
     """The files that every run begins with; `metrics`: rows of the run that this one goes on from."""
-    (folder / "settings.json").write_text(settings.model_dump_json(indent=1))
-    (folder / "policy.json").write_text(policy.model_dump_json(indent=1))
+    (folder / "settings.json").write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+    (folder / "policy.json").write_text(policy.model_dump_json(indent=1), encoding="utf-8")
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     for row in metrics:
@@ -185,7 +185,7 @@ class Start(Startable):
         """The run's files, in a folder that will be `path`."""
         settings, state, resume = self.settings, self.state(), self.ground.resume
         write_resolved(folder, settings, state, path, resolved(settings, self.sources, is_resumed=resume is not None))
-        (folder / "config.yaml").write_text(config_text(settings, state, path, folder=folder))
+        (folder / "config.yaml").write_text(config_text(settings, state, path, folder=folder), encoding="utf-8")
         if resume:
             carry_over(resume, folder, state.name)
         write_run(folder, state, settings, self.plan.policy, resume.metrics() if resume else ())
@@ -349,7 +349,7 @@ class RewardStart(Startable):
             "trainer": {"total_steps": self.total_steps},
         }
         state, metrics = self.state(), self.resumed.metrics() if self.resumed else []
-        (folder / "config.yaml").write_text("env: {}\n")
+        (folder / "config.yaml").write_text("env: {}\n", encoding="utf-8")
         self.training.write(folder)
         metrics = [row for row in metrics if row.get("step", 0) <= state.step]
         write_run(folder, state, Settings.model_validate(sections), self.policy, metrics)

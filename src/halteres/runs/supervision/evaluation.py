@@ -102,7 +102,7 @@ def measure(
     env = {**exam.env, **program.variant_setting, **settings, "tokenizer_name": exam.tokenizer, "use_wandb": False}
     with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
         folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
-        config.write_text(yaml.safe_dump({"env": env, "openai": [server]}))
+        config.write_text(yaml.safe_dump({"env": env, "openai": [server]}), encoding="utf-8")
         words = command(program, config, folder, program.name)
         try:
             ended = run_caught(words, program.working_directory, WITHIN_S, secret_variables(env))
@@ -134,7 +134,7 @@ def strike_keys_out(folder: Path, redactor: Redactor) -> None:
     """Take the keys out of what an evaluation in this folder says of its config."""
     file = folder / "evaluate_config.yaml"
     if file.is_file():
-        replace_file(file, redactor.text(file.read_text(errors="replace")).encode())
+        replace_file(file, redactor.text(file.read_text(errors="replace", encoding="utf-8")).encode())
 
 
 EVALUATED_WITHIN_S = 1800.0  # how long one evaluation may take
