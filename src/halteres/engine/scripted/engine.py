@@ -50,8 +50,10 @@ from halteres.engine.shapes import (
     check_files,
     check_shape,
     foreign_shape,
+    read_state,
 )
-from halteres.errors import HalteresError, InvalidData, NotFound, UserError
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, UserError, boundary
+from halteres.files import read_json
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
 
@@ -101,11 +103,11 @@ class Weights:
         check_files(folder, optimizer)
         try:
             names = load_file(folder / WEIGHTS).keys()
-            if not (folder / STATE).is_file():
-                return cls(lora=foreign_shape(folder, names), version=0)
-            return msgspec.json.decode((folder / STATE).read_bytes(), type=cls)
-        except (msgspec.MsgspecError, SafetensorError) as error:
+        except SafetensorError as error:
             raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
+        if (own := read_state(folder)) is not None:
+            return cls(lora=own.lora, version=own.version)
+        return cls(lora=foreign_shape(folder, names), version=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +140,14 @@ class Hold:
         await self._released.wait()
 
 
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of a model's config.json."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+
+
 class ScriptedEngine:
     """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
 
@@ -148,13 +158,14 @@ class ScriptedEngine:
                 "config.json is missing.",
                 "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
             )
-        config: dict[str, int] = json.loads((folder / "config.json").read_text())
+        with boundary(InvalidConfig, f"Reading the model in {folder}"):
+            config = read_json(folder / "config.json", _Config)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),
             architecture="scripted",
-            vocab_size=config["vocab_size"],
-            max_context_length=config["max_position_embeddings"],
+            vocab_size=config.vocab_size,
+            max_context_length=config.max_position_embeddings,
             num_parameters=0,
             dtype="float32",
             device="cpu",
@@ -164,7 +175,7 @@ class ScriptedEngine:
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
         )
-        self._hidden_size = config["hidden_size"]
+        self._hidden_size = config.hidden_size
         self._tokenizer = load_tokenizer(str(folder))
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Weights] = {}
