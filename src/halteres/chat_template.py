@@ -38,17 +38,20 @@ class ChatTemplate:
 
 
 def read_templates(source: Any) -> dict[str, ChatTemplate]:
-    """Chat templates by name: most models have one, `default`; some have a list, `tool_use` among them."""
-    entries = source if isinstance(source, list) else [{"name": "default", "template": source}]
-    templates: dict[str, ChatTemplate] = {}
-    for one in entries:
-        if isinstance(one.get("template"), str):
-            tree = _sandbox().parse(one["template"])
-            reads = frozenset(find_undeclared_variables(tree))
-            for loop in tree.find_all(For):
-                loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
-            templates[one["name"]] = ChatTemplate(_sandbox().from_string(tree), reads)
-    return templates
+    """Chat templates by name: most models have one text, `default`; some have several, `tool_use` among them."""
+    if isinstance(source, list):
+        source = {one["name"]: one["template"] for one in source}
+    elif not isinstance(source, dict):
+        source = {"default": source}
+    return {name: _parsed(text) for name, text in source.items() if isinstance(text, str)}
+
+
+def _parsed(text: str) -> ChatTemplate:
+    tree = _sandbox().parse(text)
+    reads = frozenset(find_undeclared_variables(tree))
+    for loop in tree.find_all(For):
+        loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
+    return ChatTemplate(_sandbox().from_string(tree), reads)
 
 
 class _Generation(Extension):

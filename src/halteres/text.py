@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halteres.errors import InvalidData, NotFound
+from halteres.errors import InvalidData, NotFound, boundary
+from halteres.files import UnreadableFile, read_json, read_text
 
 if TYPE_CHECKING:
     from halteres.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]  # {"role": str, "content": str}, further keys go to the template
 
+TOKENIZER_FILES = (
+    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt"),
+    *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
+)
+SPECIALS = ("bos_token", "eos_token", "pad_token")
+TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+"""File of the chat template, and folder of those that have names: `tool_use.jinja` is used for chats with tools."""
+
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
 
 
 class Tokenizer:
-    """Encode, decode and render chats exactly as transformers would from the same folder (a test holds it)."""
+    """Encode, decode and render chats exactly as transformers would from the same folder (a test holds it).
+
+    Raises:
+        NotFound: the folder holds no tokenizer.json.
+        InvalidData: a file of the tokenizer cannot be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
@@ -32,25 +47,21 @@ class Tokenizer:
         from halteres.chat_template import read_templates
 
         self.folder = folder
-        self._tokens = tokenizers.Tokenizer.from_file(str(file))
-        config = _json(folder / "tokenizer_config.json")
-        given = {name: config[name] for name in ("bos_token", "eos_token", "pad_token") if config.get(name)}
-        self.specials = {name: one["content"] if isinstance(one, dict) else one for name, one in given.items()}
-        ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}
-        ends = _json(folder / "generation_config.json").get("eos_token_id", ids.get("eos_token"))
-        self.eos_token_ids: tuple[int, ...] = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
+        with _readable(folder):
+            self._tokens = tokenizers.Tokenizer.from_file(str(file))
+            config = _tokenizer_config(folder)
+            self.specials = _specials(config)
+            ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}
+            self.eos_token_ids = named_end_tokens(folder) or _as_ids(ids.get("eos_token"))
+            self._templates = read_templates(_template_files(folder) or config.get("chat_template"))
         self.pad_token_id = ids.get("pad_token")
-        template = folder / "chat_template.jinja"
-        self._templates = read_templates(
-            template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
-        )
 
     @property
     def eos_token_id(self) -> int:
         """The token that ends an answer."""
         if not self.eos_token_ids:
             what = f"The tokenizer in {self.folder} names no end token."
-            raise NotFound(what, next="Set eos_token in tokenizer_config.json.")
+            raise NotFound(what, next=SET_EOS)
         return self.eos_token_ids[0]
 
     @property
@@ -130,5 +141,103 @@ def beginning(text: str, words: Sequence[str]) -> int:
     return len(text)
 
 
+def tokenizer_files(folder: Path) -> list[str]:
+    """The files of a folder that its tokenizer is made of, chat templates among them, relative to it."""
+    own = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return own + [f"{TEMPLATES}/{file.name}" for file in named_templates(folder)]
+
+
+def named_templates(folder: Path) -> list[Path]:
+    """The files of a folder's chat templates that have names."""
+    return sorted(file for file in (folder / TEMPLATES).glob("*.jinja") if file.is_file())
+
+
+SET_EOS = "Set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json."
+
+
+def end_tokens(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer of the model in a folder: those that its settings name, else its tokenizer's.
+
+    InvalidData where a file cannot be read.
+    """
+    if (named := named_end_tokens(folder)) or not (folder / "tokenizer.json").is_file():
+        return named
+    return load_tokenizer(str(folder)).eos_token_ids
+
+
+def named_end_tokens(folder: Path) -> tuple[int, ...]:
+    """The end tokens that a model's settings name: generation_config.json, or else config.json.
+
+    transformers' `generate` reads the second where the first is missing; where the first says null, nothing would end
+    an answer there, and the second is read here, too.
+    """
+    with _readable(folder):
+        config = _json(folder / "config.json")
+        inner = config.get("text_config")
+        places = (_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {})
+        return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
+
+
+def _as_ids(value: object) -> tuple[int, ...]:
+    """Token ids of a setting: one, a list, or none. UnreadableFile for anything else."""
+    if value is None:
+        return ()
+    given: list[Any] = value if isinstance(value, list) else [value]
+    ids = tuple(one for one in given if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
+    if len(ids) != len(given):
+        raise UnreadableFile(f"eos_token_id is {value!r}, which names no tokens")
+    return tuple(dict.fromkeys(ids))
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with what special_tokens_map.json says in an older folder.
+
+    Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`: the map counts where there is no
+    `added_tokens_decoder`, and then before the config.
+    """
+    config = _json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _json(folder / "special_tokens_map.json")
+    return config
+
+
+def _specials(config: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in SPECIALS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if value and not isinstance(text, str):
+            raise UnreadableFile(f"{name} is {value!r}, which is no token")
+        if text:
+            found[name] = text
+    return found
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """The chat templates that are files, by name: where there is one, those of tokenizer_config.json do not count.
+
+    Source: transformers 5.24, as above.
+    """
+    files = {file.name.removesuffix(".jinja"): file for file in named_templates(folder)}
+    if (folder / TEMPLATE).is_file():
+        files.setdefault("default", folder / TEMPLATE)
+    return {name: read_text(file) for name, file in files.items()}
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """A file that cannot be read, or that a library refuses, is InvalidData."""
+    what, next = f"The tokenizer in {folder} cannot be used.", "Download or save its files again."
+    try:
+        with boundary(InvalidData, "Reading its files"):
+            try:
+                yield
+            except UnreadableFile as error:
+                raise InvalidData(f"{error}.") from error
+    except InvalidData as failure:
+        raise InvalidData(what, failure.what, next) from failure
+
+
 def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """A JSON object; empty where there is no such file."""
+    return read_json(file, dict[str, Any]) if os.path.lexists(file) else {}

@@ -152,7 +152,9 @@ def test_a_model_that_is_not_whole_is_told_so_and_refused(home: Path) -> None:
 
 def test_a_shard_that_is_missing_is_named(home: Path) -> None:
     folder = shelve(home, "sharded")
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelMissing, match=r"1 of its 2 weight files are missing, the first is model-00002"):
         own_model(InferenceSettings(model="sharded"))

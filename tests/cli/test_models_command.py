@@ -9,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +100,36 @@ def test_a_name_of_the_hub_is_downloaded_and_put_on_the_shelf(
     asked: list[tuple[str, Path]] = []
     snapshot = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / ("a" * 40)
 
-    def snapshot_download(name: str, *, cache_dir: Path, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot_download(
+        name: str, *, cache_dir: Path, allow_patterns: list[str], ignore_patterns: Sequence[str] = ()
+    ) -> str:
+        """As the library: a file is fetched where a pattern allows it and none leaves it out; `*` also means a `/`."""
         asked.append((name, cache_dir))
-        shutil.copytree(own, snapshot)
+        for file in (one for one in own.rglob("*") if one.is_file()):
+            inside = file.relative_to(own).as_posix()
+            wanted = any(fnmatch(inside, pattern) for pattern in allow_patterns)
+            if wanted and not any(fnmatch(inside, pattern) for pattern in ignore_patterns):
+                (snapshot / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, snapshot / inside)
+        if (snapshot.parents[1] / "refs").is_dir():
+            return str(snapshot)
         (snapshot.parents[1] / "refs").mkdir()
         (snapshot.parents[1] / "refs" / "main").write_text("a" * 40)
         return str(snapshot)
 
+    for inside in ("additional_chat_templates/tool_use.jinja", "onnx/model.safetensors"):
+        (own / inside).parent.mkdir()
+        (own / inside).write_text("{{ messages }}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     added = told("add", "Qwen/Qwen3-0.6B")
-    assert asked == [("Qwen/Qwen3-0.6B", tmp_path / "hf" / "hub")]
+    assert set(asked) == {("Qwen/Qwen3-0.6B", tmp_path / "hf" / "hub")}
+    assert (snapshot / "additional_chat_templates" / "tool_use.jinja").is_file()
+    assert not (snapshot / "onnx").exists()
+    num_asked = len(asked)
     assert Path(added["folder"]).resolve() == snapshot
     assert added["tokenizer_names"] == ["Qwen/Qwen3-0.6B"]
     command("add", "Qwen/Qwen3-0.6B")
-    assert len(asked) == 1, "it is here now"
+    assert len(asked) == num_asked, "it is here now"
     command("remove", "Qwen/Qwen3-0.6B")
     assert snapshot.is_dir()
 

@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
     "modules in full": ({**PLAIN, "modules_to_save": ["lm_head"]}, two_modules(), "modules_to_save"),
     "DoRA": ({**PLAIN, "use_dora": True}, two_modules(), "use_dora"),
     "biases": ({**PLAIN, "bias": "all"}, two_modules(), "bias 'all'"),
-    "a changed base": ({**PLAIN, "init_lora_weights": "pissa_niter_4"}, two_modules(), "changes the base"),
+    "a changed base": ({**PLAIN, "init_lora_weights": "pissa_niter_4"}, two_modules(), "may change the base"),
     "a rank other than it says": (PLAIN, two_modules(rank=3), r"of shape \[3, 128\], not \[4, 128\]"),
     "a NaN": (PLAIN, with_tensor("q_proj.lora_A", poked), "NaN or infinite"),
     "half a pair": (PLAIN, with_tensor("v_proj.lora_B", lambda _: None), "is there and"),

@@ -39,7 +39,8 @@ def untied(tmp_path: Path) -> Path:
     """The files of a base model with an output matrix of its own."""
     folder = tmp_path / "untied"
     folder.mkdir()
-    save_file({"lm_head.weight": torch.zeros(1), "model.embed_tokens.weight": torch.zeros(1)}, folder / "m.safetensors")
+    tensors = {"lm_head.weight": torch.zeros(1), "model.embed_tokens.weight": torch.zeros(1)}
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -77,6 +78,7 @@ def test_the_unembedding_has_the_name_whose_weight_the_base_model_has(
 
 def test_an_index_tells_of_a_head_too(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "m-2.safetensors"}}')
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "m-2.safetensors")
     assert has_own_head(tmp_path)
 
 

@@ -172,6 +172,26 @@ async def test_saved_state_is_loaded_into_a_living_model(scene: LiveService, cli
     assert scene.service.checkpoints.find((await training.save_weights_for_sampler("again")).path, LOCAL).version == 0
 
 
+@proves("checkpoint:other-shape")
+async def test_weights_of_another_shape_are_refused_and_the_adapter_stays(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
+    saved = await client.create_lora_training_client(TINY, rank=8)
+    path = (await saved.save_state("of-rank-8")).path
+    narrow = await client.create_lora_training_client(TINY, rank=4)
+    without_mlp = await client.create_lora_training_client(TINY, rank=8, train_mlp=False)
+    for training, says in ((narrow, "rank is 8 there and 4 here"), (without_mlp, "train_mlp is True there")):
+        before = scene.service.models.find(training.model_id, LOCAL).lora
+        for load in (training.load_state, training.load_state_with_optimizer):
+            with pytest.warns(FutureWarning), pytest.raises(tinker.RequestFailedError, match=says):
+                await load(path)
+        assert scene.service.models.find(training.model_id, LOCAL).lora == before
+        await training.forward_backward(DATA, "cross_entropy")
+        await training.optim_step(STEP)
+    resumed = await client.create_training_client_from_state(path)
+    assert resumed.get_info().lora_rank == 8
+
+
 async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     path = (await training.save_state("only")).path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -341,6 +342,58 @@ def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
     with pytest.raises(UserError, match="There is no file"):
         added(file.with_name("none.gguf"))
     assert not list(models_home.folder.rglob("*"))
+
+
+def with_header(values: Mapping[str, tuple[int, bytes]], tensors: int = 0, keys: int | None = None) -> bytes:
+    """A file of a header alone: each value as its type's number and its bytes."""
+    num_keys = len(values) if keys is None else keys
+    content = struct.pack("<4sIQQ", b"GGUF", 3, tensors, num_keys)
+    for key, (kind, value) in values.items():
+        content += struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+    return content
+
+
+ARRAY, STRING, UINT8 = 9, 8, 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_header({"a": (ARRAY, struct.pack("<IQ", UINT8, 2**60))}),
+        with_header({"a": (ARRAY, struct.pack("<IQ", UINT8, 2**63 + 1) + bytes(64))}),
+        with_header({"a": (ARRAY, struct.pack("<IQ", STRING, 2**60) + bytes(800))}),
+        with_header({"a": (ARRAY, struct.pack("<IQ", UINT8, 20_000_000) + bytes(20_000_000))}),
+        with_header({"a": (ARRAY, struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ", UINT8, 2**60))}),
+        with_header({"a": (STRING, struct.pack("<Q", 2**62))}),
+        with_header({}, keys=2**63),
+        with_header({}, tensors=2**62),
+        with_header({"a": (77, b"")}),
+        struct.pack(">4sIQQ", b"GGUF", 3, 0, 1)
+        + struct.pack(">Q", 1)
+        + b"a"
+        + struct.pack(">IIQ", ARRAY, UINT8, 2**50),
+    ],
+)
+def test_a_count_beyond_the_file_is_refused_before_anybody_follows_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(content)
+    with pytest.raises(InvalidData, match="cannot be read as a GGUF file"):
+        read_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"llama.block_count": 2**31}, "layers by its header"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "eos token is 1000000"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "2 of tokenizer.ggml.token_type"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused_by_name(
+    written: Callable[..., Written], values: Mapping[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        read_gguf(written("llama", values=values).file)
 
 
 def test_weights_that_are_not_finite_are_refused_and_nothing_stays(

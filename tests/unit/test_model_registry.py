@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(models_home: 
     with pytest.raises(UserError, match="model_type 't5'"):
         models_home.add(own, "mine")
     (own / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="no JSON object"):
+    with pytest.raises(UserError, match="has another form"):
         models_home.add(own, "mine")
     (own / "config.json").write_text(json.dumps(config))
     (own / "tokenizer.json").unlink()

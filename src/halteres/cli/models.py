@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from halteres.errors import ProcessFailed, UserError
+from halteres.text import SET_EOS
 
 if TYPE_CHECKING:
     from halteres.agent.known_models import KnownModel
     from halteres.models.model_store import ModelStore, RegisteredModel
 
 app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
+
+WEIGHTS_CHECKED_WITHIN_S = 300.0
+"""It reads no weights, but imports transformers: seconds, on a machine at work minutes."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -53,14 +61,17 @@ def add(
         added = _convert(file.absolute(), name or file.stem)
     else:
         source, own_name = _source(model)
+        _refuse_missing_weights(source)
         added = _store().add(source, name or own_name, copy=copy)
     if as_json:
         facts = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
-        typer.echo(json.dumps({**facts, "tokenizer_names": added.tokenizer_names}))
+        typer.echo(json.dumps({**facts, "tokenizer_names": added.tokenizer_names, "ends": added.ends}))
         return
     typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}")
     for known in added.tokenizer_names:
         typer.echo(f"With HF_HUB_OFFLINE=1 clients find its tokenizer as '{known}'.")
+    if not added.ends:
+        typer.echo(f"Nothing ends its answers but max_tokens: no end token is named. {SET_EOS}")
     typer.echo(f"Next: halteres serve --model {added.name}")
 
 
@@ -76,6 +87,27 @@ def _store() -> ModelStore:
     from halteres.models.model_store import HubCache, ModelStore
 
     return ModelStore(environ.home() / "models", HubCache(environ.hub_cache()))
+
+
+def _refuse_missing_weights(folder: Path) -> None:
+    """Refuse a model that transformers computes and whose files lack weights of it: by the engine's own check, in a
+    process with torch. The tensors of other models are known without it; where torch is not installed, a model is
+    checked when it is loaded."""
+    from halteres.models.model_store import checked_model
+    from halteres.models.shape import FAMILIES
+    from halteres.process import run_caught
+
+    if checked_model(folder).family in FAMILIES or find_spec("torch") is None:
+        return
+    command = (sys.executable, "-P", "-m", "halteres.engine.torch.loading", str(folder))
+    try:
+        ended = run_caught(command, Path.cwd(), WEIGHTS_CHECKED_WITHIN_S)
+        found = json.loads(ended.out.strip().splitlines()[-1])
+    except (TimeoutError, IndexError, ValueError) as error:
+        what = f"The weights of the model in {folder} could not be checked."
+        raise ProcessFailed(what, f"{error}.", "Run the command again.") from error
+    if found:
+        raise UserError(found["what"], found["why"], found["next"])
 
 
 def _convert(file: Path, name: str) -> RegisteredModel:

@@ -7,14 +7,17 @@ nothing, and since A and B are both zero it never learns, which is what the fold
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from halteres.engine.protocol import LoraConfig
 from halteres.errors import InvalidData, NotFound
+from halteres.files import UnreadableFile, read_json
 
 MAX_RANK = 512  # larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse them
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -25,16 +28,48 @@ Kind = Literal["attn", "mlp", "unembed"]
 TARGETS_OF_ADAPTERS: tuple[Kind, ...] = ("attn", "mlp", "unembed")
 
 _UNEMBED = ("model.unembed_tokens", "unembed_tokens")
-_MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq")
-"""Initialisations that change the base weights: such an adapter fits those alone."""
-_UNSUPPORTED = [
-    "use_dora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "target_parameters",
-    "layer_replication",
-    "trainable_token_indices",
-]
+_KEEPS_THE_BASE = ("true", "false", "none", "gaussian", "eva", "orthogonal")
+"""Initialisations of A and B alone, in small letters. Others change the base weights, and such an adapter fits those
+alone, or may do so: PEFT grows."""
+
+_READ = (
+    *("r", "lora_alpha", "use_rslora", "peft_type", "bias", "modules_to_save", "rank_pattern", "alpha_pattern"),
+    *("init_lora_weights", "target_modules"),
+)
+_SAYS_NOTHING = (
+    # What the adapter is for, and how it was made.
+    *("base_model_name_or_path", "revision", "task_type", "auto_mapping", "peft_version", "inference_mode"),
+    # Of training alone.
+    *("lora_dropout", "eva_config"),
+    # Which modules have one: the tensors say so, too.
+    *("exclude_modules", "layers_to_transform", "layers_pattern"),
+    # Options of what is refused where it is switched on, which PEFT always writes.
+    *("megatron_core", "qalora_group_size"),
+)
+"""Fields of PEFT's LoraConfig that change nothing of what is computed from the tensors."""
+
+NOT_ADAPTED = ("embed_tokens", "wte", "word_embeddings", "embed_in")
+"""Embeddings, by the last part of their names: no engine adapts them."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """state.json: what PEFT's files cannot say of a checkpoint."""
+
+    version: int
+    lora: LoraConfig
+    adam_steps: int = 0
+
+
+def read_state(folder: Path) -> State | None:
+    """What a checkpoint's state.json says; None of a folder that has none: no `save` wrote it.
+
+    InvalidData where it cannot be read.
+    """
+    file = folder / STATE
+    try:
+        return read_json(file, State, linked=False) if os.path.lexists(file) else None
+    except UnreadableFile as error:
+        raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.") from error
 
 
 def check_shape(config: LoraConfig) -> None:
@@ -52,13 +87,25 @@ def check_shape(config: LoraConfig) -> None:
 
 
 def check_files(folder: Path, optimizer: bool) -> None:
-    """NotFound if a file is missing that is read from a checkpoint."""
+    """NotFound if a file is missing that is read from a checkpoint, InvalidData where one of ours is a link: `save`
+    writes none, so it leads to what was never saved there."""
     needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
     if missing := [name for name in needed if not (folder / name).is_file()]:
         raise NotFound(
             f"The folder {folder} is not the checkpoint that was asked for.",
             f"It lacks {', '.join(missing)}.",
             "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
+        )
+    check_unlinked(folder)
+
+
+def check_unlinked(folder: Path) -> None:
+    """InvalidData where state.json or the optimiser is a symbolic link."""
+    if linked := [name for name in (STATE, OPTIMIZER) if (folder / name).is_symlink()]:
+        raise InvalidData(
+            f"The checkpoint {folder} cannot be read.",
+            f"Its {linked[0]} is a symbolic link; `save` writes none.",
+            "Copy the folder with what its links lead to: `cp -rL FOLDER COPY`.",
         )
 
 
@@ -69,18 +116,19 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
         InvalidData: the configuration cannot be read, or asks for what this engine does not compute.
     """
     try:
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        settings = read_json(folder / CONFIG, dict[str, Any])
+    except UnreadableFile as error:
         raise InvalidData(f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again.") from error
-    if not isinstance(settings, dict):
-        raise _refused(folder, f"{CONFIG} holds no object.")
     _check_settings(settings, folder)
+    tensors = list(tensors)
     rank, alpha = settings["r"], float(settings["lora_alpha"])
     if settings.get("use_rslora"):  # alpha / sqrt(r) there, alpha / r here
         alpha *= math.sqrt(rank)
     kinds = {kind_of(module) for module in map(module_of, tensors) if module}
     if not kinds:
         raise _refused(folder, "It holds no LoRA tensors.")
+    if others := sorted(name for name in tensors if not _is_computed(name)):
+        raise _refused(folder, f"It has the tensor '{others[0]}', which no engine computes.")
     config = LoraConfig(
         rank=rank, alpha=alpha, train_attn="attn" in kinds, train_mlp="mlp" in kinds, train_unembed="unembed" in kinds
     )
@@ -126,18 +174,34 @@ def _check_settings(settings: dict[str, Any], folder: Path) -> None:
         raise _refused(folder, f"'r' is {rank!r}; it must be a whole number, 1 to {MAX_RANK}.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1e9:
         raise _refused(folder, f"'lora_alpha' is {alpha!r}; it must be a number above 0.")
-    moves_base = str(settings.get("init_lora_weights")).lower().startswith(_MOVES_THE_BASE)
+    known = (*_READ, *_SAYS_NOTHING)
+    moves_base = str(settings.get("init_lora_weights", True)).lower() not in _KEEPS_THE_BASE
     for name, refused in (
-        *((name, bool(settings.get(name))) for name in _UNSUPPORTED),
+        *((f"{name} {value!r}", name not in known and bool(value)) for name, value in settings.items()),
+        *((f"an adapter of {name}", True) for name in _embeddings(settings.get("target_modules"))),
         (f"peft_type {settings.get('peft_type')!r}", settings.get("peft_type") not in (None, "LORA")),
         (f"bias {settings.get('bias')!r}", settings.get("bias") not in (None, "none")),
         (f"modules_to_save {settings.get('modules_to_save')}", bool(settings.get("modules_to_save"))),
         ("ranks that differ (rank_pattern)", _varies(settings.get("rank_pattern"), rank)),
         ("alphas that differ (alpha_pattern)", _varies(settings.get("alpha_pattern"), alpha)),
-        ("an initialisation that changes the base", moves_base),
+        (f"init_lora_weights {settings.get('init_lora_weights')!r}, which may change the base", moves_base),
     ):
         if refused:
             raise _refused(folder, f"{CONFIG} asks for {name}.")
+
+
+def _embeddings(targets: object) -> list[str]:
+    """The embeddings among target_modules: names, or ends of names."""
+    names = targets if isinstance(targets, list) else [targets]
+    return [str(name) for name in names if str(name).rpartition(".")[2] in NOT_ADAPTED]
+
+
+def _is_computed(tensor: str) -> bool:
+    """Whether an engine knows what to do with a tensor: LoRA's A and B, or a copy of the base's, which it compares."""
+    if module := module_of(tensor):
+        return module.rpartition(".")[2] not in NOT_ADAPTED
+    copied = tensor.removesuffix(".weight").removesuffix(".base_layer").rpartition(".")[2]
+    return tensor.endswith(".weight") and copied in (*NOT_ADAPTED, "lm_head", "unembed_tokens")
 
 
 def _varies(pattern: object, value: float) -> bool:
@@ -148,5 +212,6 @@ def _refused(folder: Path, why: str) -> InvalidData:
     return InvalidData(
         f"The adapter in {folder} cannot be used.",
         why,
-        "Use a plain LoRA adapter: one rank, one alpha, no bias, nothing trained in full.",
+        f"Use a plain LoRA adapter: one rank, one alpha, no bias, nothing trained in full. What is known to change"
+        f" nothing may be taken out of {CONFIG}.",
     )

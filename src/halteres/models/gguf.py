@@ -12,6 +12,8 @@ rules are those of the models' own tokenizer.json.
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halteres.errors import InvalidData, UserError, boundary
+from halteres.files import open_regular
 from halteres.models.shape import FAMILIES
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ def read_gguf(file: Path) -> GgufModel:
     if not file.is_file():
         raise UserError(f"There is no file {file}.", next="Check the path.")
     with _reading(file):
+        _check_counts(file)
         return _model(file, GGUFReader(file))
 
 
@@ -124,6 +128,51 @@ class GgufModel:
         return weights
 
 
+_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Types of a header's values that have one size: their numbers, and bytes."""
+
+_STRING, _ARRAY = 8, 9
+_MOST_VALUES = 10_000_000
+"""Of a header's lists together; the package makes Python objects of each. A vocabulary of 262,144 has a million."""
+
+
+def _check_counts(file: Path) -> None:
+    """Raise ValueError where a count in the header goes beyond the file. The package follows a list's count wherever it
+    leads, and its loop has no end where numbers have no bytes."""
+    num_bytes, num_values = file.stat().st_size, 0
+    with open_regular(file) as stream:
+        first = stream.read(8)
+        order = "<" if int.from_bytes(first[4:6], "little") else ">"
+
+        def number(form: str) -> int:
+            packed = struct.Struct(order + form)
+            (value,) = packed.unpack(stream.read(packed.size))
+            return value
+
+        def skip(count: int, size: int = 1) -> None:
+            if count * size > num_bytes - stream.tell():
+                raise ValueError(f"a count of {count} at byte {stream.tell()} goes beyond its {num_bytes} bytes")
+            stream.seek(count * size, os.SEEK_CUR)
+
+        number("Q")  # tensors
+        for _ in range(number("Q")):
+            skip(number("Q"))
+            kind, count = number("I"), 1
+            if kind == _ARRAY:
+                kind = number("I")
+                count = number("Q")
+            num_values += count
+            if num_values > _MOST_VALUES:
+                raise ValueError(f"its header has more than {_MOST_VALUES} values")
+            if kind in _SCALARS:
+                skip(count, _SCALARS[kind])
+            elif kind == _STRING:
+                for _ in range(count):
+                    skip(number("Q"))
+            else:
+                raise ValueError(f"its header has a value of the type {kind}")
+
+
 def _model(file: Path, reader: GGUFReader) -> GgufModel:
     values = {key: value.contents() for key, value in reader.fields.items()}
     family = values["general.architecture"]
@@ -134,6 +183,8 @@ def _model(file: Path, reader: GGUFReader) -> GgufModel:
     factors = found.pop(_ROPE_FACTORS, None)
     names = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     names |= {_HEAD: "lm_head.weight"} if _HEAD in found else {}
+    if own["block_count"] > len(found):
+        raise _refused(file, f"It has {own['block_count']} layers by its header, and {len(found)} tensors")
     for layer in range(own["block_count"]):
         for ours, theirs in {**_LAYER, **_FURTHER[family]}.items():
             names[f"blk.{layer}.{ours}"] = f"model.layers.{layer}.{theirs}"
@@ -178,11 +229,13 @@ def _rope(file: Path, own: Mapping[str, Any], factors: ReaderTensor | None, widt
     if factors is None:
         return {"rope_type": "default", "rope_theta": theta}
     divisors = np.asarray(factors.data, dtype=np.float64)
+    if 2 * factors.data.size != width:
+        raise _refused(file, "The frequencies of its rotary embedding are not Llama 3's")
     low, high, context = _LLAMA_3_ROPE.values()
     wavelengths = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
     fast = np.clip((context / wavelengths - low) / (high - low), 0, 1)  # 1: left as it is, 0: stretched
     factor = round(float(divisors.max()), 3)
-    if divisors.shape != fast.shape or not np.allclose(divisors, 1 / ((1 - fast) / factor + fast), rtol=1e-3):
+    if not np.allclose(divisors, 1 / ((1 - fast) / factor + fast), rtol=1e-3):
         raise _refused(file, "The frequencies of its rotary embedding are not Llama 3's")
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA_3_ROPE}
 
@@ -251,12 +304,27 @@ class GgufTokenizer:
         names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
         ids = {ours: own.get(f"{ggml}_token_id") for ours, ggml in names.items()}
         self.specials: Mapping[str, int] = {name: number for name, number in ids.items() if number is not None}
+        self._check(file)
         # Tokens that end an answer.
         self.ends = list(dict.fromkeys(own[key] for key in ("eos_token_id", "eot_token_id") if key in own))
         adds_bos = own.get("add_bos_token", self.kind == "llama" or self.splits.startswith("llama"))
         self.adds_bos: bool = adds_bos and "bos" in self.specials
         self.adds_space: bool = own.get("add_space_prefix", True)
         self.chat_template: str | None = values.get("tokenizer.chat_template")
+
+    def _check(self, file: Path) -> None:
+        """UserError where what belongs together is of different lengths, or an id is none of a token."""
+        lengths = {"token_type": len(self.types)}
+        if self.kind == "llama":
+            lengths["scores"] = len(self.scores)
+        for name, length in lengths.items():
+            if length != len(self.tokens):
+                raise _refused(
+                    file, f"Its tokenizer has {len(self.tokens)} tokens and {length} of tokenizer.ggml.{name}"
+                )
+        for name, number in self.specials.items():
+            if not 0 <= number < len(self.tokens):
+                raise _refused(file, f"Its {name} token is {number}, of {len(self.tokens)} tokens")
 
     def write(self, folder: Path, *, context: int) -> None:
         """Write tokenizer.json and tokenizer_config.json; `context` is the model's, in tokens."""

@@ -20,7 +20,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,11 @@ from pathlib import Path
 import msgspec
 
 from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError, boundary, nearest
-from halteres.files import NOT_JSON, replace_file
+from halteres.files import UnreadableFile, read_json, read_regular, replace_file
 from halteres.models import builtin_path, is_model, stored_models
-from halteres.models.shape import ModelShape, read_shape, weight_files
+from halteres.models.shape import INDEX, ModelShape, read_shape, weight_files
+from halteres.text import TEMPLATES, Tokenizer, tokenizer_files
 
-TOKENIZER_FILES = (
-    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt"),
-    *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
-)
 _MARK = "halteres.json"
 LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
 """What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and tinker-cookbook 0.6.1
@@ -45,9 +42,9 @@ _FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", r
 _MAX_LENGTH = 96
 _LLAMA_3 = "meta-llama/Llama-3"
 _COPY = ".halteres-copy"
-_SMALL_FILES = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
 _DOWNLOADED = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
 _NOT_DOWNLOADED = ["*/*", "consolidated*"]  # copies in other formats: onnx/, original/
+_NAMED_TEMPLATES = [f"{TEMPLATES}/*.jinja"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +70,11 @@ class HubCache:
         entry = self._entry(name)
         if _is_foreign(entry):
             return
-        files = [file for one in ("config.json", *TOKENIZER_FILES) if (file := model / one).is_file()]
+        names = ["config.json", *tokenizer_files(model)]
         digest = hashlib.sha256()  # what a git commit is to the hub: it changes with the files
-        for file in files:
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        for file in names:
+            content = read_regular(model / file)
+            digest.update(f"{file} {len(content)}\n".encode() + content)
         commit = digest.hexdigest()[:40]
         before = _read_mark(entry)
         (entry / "refs").mkdir(parents=True, exist_ok=True)
@@ -85,8 +82,7 @@ class HubCache:
         _write_mark(entry, commit, {*(before.models if before else ()), needed_for})
         if not (snapshot := entry / "snapshots" / commit).is_dir():
             with _writing(snapshot) as beside:
-                for file in files:
-                    shutil.copyfile(file, beside / file.name)
+                _copy(model, names, beside)
         replace_file(entry / "refs" / "main", commit.encode())
         if before and before.commit != commit:
             shutil.rmtree(entry / "snapshots" / before.commit, ignore_errors=True)
@@ -125,6 +121,14 @@ class HubCache:
         return file if file.is_file() else None
 
 
+def _copy(source: Path, names: Iterable[str], place: Path) -> None:
+    """Copy files of a folder, by their names in it."""
+    for name in names:
+        target = place / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target)
+
+
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
     """A new folder beside this one, to be filled; it becomes this one if the block succeeds. Its parents are made."""
@@ -145,8 +149,8 @@ class _Mark(msgspec.Struct, frozen=True, rename={"models": "for"}):
 def _read_mark(entry: Path) -> _Mark | None:
     """The entry's mark; None once a download has replaced what it marks."""
     try:
-        mark = msgspec.json.decode((entry / _MARK).read_bytes(), type=_Mark)
-    except (OSError, *NOT_JSON):
+        mark = read_json(entry / _MARK, _Mark)
+    except UnreadableFile:
         return None
     return mark if _reference(entry) in (mark.commit, None) else None
 
@@ -174,6 +178,7 @@ class RegisteredModel:
     folder: Path  # absolute; in the store, or of the built-in model
     shape: ModelShape
     tokenizer_names: tuple[str, ...]  # that resolve in the Hugging Face cache
+    ends: bool  # a token ends its answers; without one they end at their longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +210,22 @@ class ModelStore:
                 place.unlink(missing_ok=True)  # a link whose model has gone
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if copy:
-                    small = [source / file for file in _SMALL_FILES if (source / file).is_file()]
+                    names = ["config.json", *tokenizer_files(source), *(file.name for file in weight_files(source))]
+                    names += [INDEX] if (source / INDEX).is_file() else []
                     with _writing(place) as beside:
-                        for file in (*small, *weight_files(source)):
-                            shutil.copyfile(file, beside / file.name)
+                        _copy(source, names, beside)
                         (beside / _COPY).touch()
                 else:
                     os.symlink(source.absolute(), place, target_is_directory=True)
             for known in tokenizer_names(name):
                 self.cache.write(known, folder, name)
-        return RegisteredModel(name=name, folder=folder, shape=shape, tokenizer_names=self._found_as(name))
+        return RegisteredModel(
+            name=name,
+            folder=folder,
+            shape=shape,
+            tokenizer_names=self._found_as(name),
+            ends=bool(Tokenizer(folder).eos_token_ids),
+        )
 
     def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:
         """Put a model in the store that is written for it, into an empty folder: whole, or not at all. Raises as `add`,
@@ -315,14 +326,15 @@ def tokenizer_names(name: str) -> tuple[str, ...]:
 
 
 def checked_model(folder: Path) -> ModelShape:
-    """The shape of the model in a folder; UserError where it is no decoder, is not whole or has no tokenizer.json."""
+    """The shape of the model in a folder; UserError where it is no decoder, is not whole, or its tokenizer cannot be
+    read."""
     try:
         shape = read_shape(folder)
     except (OSError, ValueError) as error:
         raise UserError(
             f"The folder {folder} holds no whole model.",
             f"{error}.",
-            "Name a folder in Hugging Face format: config.json, tokenizer.json and *.safetensors.",
+            "Name a folder in Hugging Face format: config.json, tokenizer.json and model.safetensors.",
         ) from error
     if not shape.is_decoder:
         raise UserError(
@@ -336,6 +348,7 @@ def checked_model(folder: Path) -> ModelShape:
             "tokenizer.json is missing.",
             "Save it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER).",
         )
+    Tokenizer(folder)
     return shape
 
 
@@ -346,6 +359,8 @@ def download(name: str, cache: Path) -> Path:
 
     try:
         with boundary(NotReady, "huggingface_hub"):
+            # An ignored pattern counts before an allowed one, so the one folder that is needed is asked for by itself.
+            snapshot_download(name, cache_dir=cache, allow_patterns=_NAMED_TEMPLATES)
             fetched = snapshot_download(
                 name, cache_dir=cache, allow_patterns=_DOWNLOADED, ignore_patterns=_NOT_DOWNLOADED
             )

@@ -1,18 +1,38 @@
-"""A base model's size, read off its folder without loading it: config.json and the headers of its weight files."""
+"""A base model's size, read off its folder without loading it: config.json and the headers of its weight files.
+
+What transformers does not find in a folder it draws at random, anew at each start, and goes on. So a folder whose files
+lack a tensor of its model has no shape; of the families that are computed here the tensors are known without loading
+anything.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from halteres.files import read_json
+
 FAMILIES = ("qwen3", "qwen2", "llama")
 """`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
+
+QUANTISED = ("quantization_config", "compression_config")
+"""Fields of a config.json whose weights are packed numbers."""
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBEDDING, HEAD, SCORE = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
+FEW = 3  # missing tensors that an error names
+
+Sizes = tuple[int, ...]  # of a tensor's dimensions
+
+
+class NotWhole(ValueError):
+    """A folder whose weights are not those of its model: some are missing, of another shape, or quantised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +91,28 @@ def read_shape(folder: Path) -> ModelShape:
     """The shape of the model in a folder in Hugging Face format.
 
     Raises:
-        OSError, ValueError: a file is missing, incomplete, or not what its name says; the text names it.
+        OSError, ValueError: a file is missing, incomplete, or not what its name says; weights are missing or quantised;
+            the text names it.
     """
-    config = _object(folder / "config.json")
+    config = read_config(folder)
 
     def number(name: str, default: int | None = None) -> int:
         value = config.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"config.json says {name}: {value!r}")
         return value
 
+    check_unquantised(config)
     heads, width = number("num_attention_heads"), number("hidden_size")
     tied = bool(config.get("tie_word_embeddings", False))
     files = weight_files(folder)
-    return ModelShape(
+    tensors: dict[str, Sizes] = {}
+    for file in files:
+        tensors |= tensor_sizes(file)
+    shape = ModelShape(
         family=str(config.get("model_type")),
-        architecture=str((config.get("architectures") or [""])[0]),
+        architecture=_architecture(config),
         layers=number("num_hidden_layers"),
         width=width,
         feed=number("intermediate_size"),
@@ -97,43 +122,134 @@ def read_shape(folder: Path) -> ModelShape:
         head_width=number("head_dim", width // heads),
         context=number("max_position_embeddings"),
         tied=tied,
-        parameters=sum(_parameters(file, tied) for file in files),
+        parameters=sum(math.prod(sizes) for name, sizes in tensors.items() if not (tied and name == HEAD)),
         size_bytes=sum(file.stat().st_size for file in files),
     )
+    if shape.family in FAMILIES:
+        _check_tensors(shape, config, tensors)
+    return shape
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The config.json of a model's folder. ValueError where it cannot be read."""
+    return read_json(folder / "config.json", dict[str, Any])
+
+
+def check_unquantised(config: Mapping[str, Any]) -> None:
+    """NotWhole for the config.json of a model whose weights are quantised, its language model's part included."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for name in QUANTISED:
+            if found := part.get(name):
+                kind = found.get("quant_method") if isinstance(found, dict) else None
+                method = f" ({kind})" if kind else ""
+                why = "its weights are quantised, and only plain ones are read"
+                raise NotWhole(f"config.json has {name}{method}: {why}")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; with an index, those that it names.
+    """The safetensors files of a model, as transformers chooses them: one file, or those that the index names.
 
     Raises:
         OSError, ValueError: there are none, or one is missing.
     """
-    index = folder / "model.safetensors.index.json"
+    if (single := folder / SINGLE).is_file():
+        return [single]
+    index = folder / INDEX
     if index.is_file():
-        names = sorted({str(name) for name in dict(_object(index).get("weight_map") or {}).values()})
+        file_of = read_json(index, dict[str, Any]).get("weight_map")
+        if not isinstance(file_of, dict):
+            raise ValueError(f"{index} has no weight_map")
+        names = sorted({str(name) for name in file_of.values()})
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{index} names '{outside[0]}', which is no file of its folder")
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise ValueError(f"{len(absent)} of its {len(names)} weight files are missing, the first is {absent[0]}")
         return [folder / name for name in names]
-    if found := sorted(folder.glob("*.safetensors")):
-        return found
-    raise ValueError(f"{folder} holds no *.safetensors")
+    raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
 
-def _parameters(file: Path, tied: bool) -> int:
-    """Numbers in a file, by its header; a tied head is not counted again."""
+def tensor_sizes(file: Path) -> dict[str, Sizes]:
+    """The tensors in a safetensors file, by its header. ValueError where it is cut off, or none."""
     try:
         with safe_open(file, "numpy") as weights:
-            names = [name for name in weights.keys() if not (tied and name == "lm_head.weight")]  # noqa: SIM118
-            return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is cut off, or no safetensors file: {error}") from error
 
 
-def _object(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except RecursionError:
-        raise ValueError(f"{file} is nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object")
-    return content
+def own_tensors(shape: ModelShape, config: Mapping[str, Any]) -> Iterator[tuple[str, Sizes]]:
+    """Every tensor of a model of `FAMILIES`, with its sizes; a head that is tied to the embedding is left out.
+
+    A test holds it equal to what transformers makes of the same config.json.
+    """
+    width, feed, vocabulary = shape.width, shape.feed, shape.vocabulary
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    linear = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (feed, width),
+        "mlp.up_proj": (feed, width),
+        "mlp.down_proj": (width, feed),
+    }
+    biased: set[str] = set()
+    if shape.family == "qwen2":
+        biased |= {f"self_attn.{one}_proj" for one in "qkv"}
+    elif config.get("attention_bias"):
+        biased |= {f"self_attn.{one}_proj" for one in "qkvo"}
+    if shape.family == "llama" and config.get("mlp_bias"):
+        biased |= {f"mlp.{one}_proj" for one in ("gate", "up", "down")}
+    layer: dict[str, Sizes] = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+    for module, (rows, columns) in linear.items():
+        layer[f"{module}.weight"] = (rows, columns)
+        if module in biased:
+            layer[f"{module}.bias"] = (rows,)
+    if shape.family == "qwen3":
+        layer |= {f"self_attn.{one}_norm.weight": (shape.head_width,) for one in "qk"}
+    yield EMBEDDING, (vocabulary, width)
+    for number in range(shape.layers):
+        for name, sizes in layer.items():
+            yield f"model.layers.{number}.{name}", sizes
+    yield "model.norm.weight", (width,)
+    if is_classifier(config):
+        yield SCORE, (num_outputs_of(config), width)
+    elif not shape.tied:
+        yield HEAD, (vocabulary, width)
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether config.json names a model that classifies sequences, as reward models do."""
+    kinds = config.get("architectures")
+    return isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+
+
+def num_outputs_of(config: Mapping[str, Any]) -> int:
+    """Outputs of a classifier, by its config.json."""
+    labels = config.get("id2label")
+    if isinstance(labels, dict) and labels:
+        return len(labels)
+    return config.get("num_labels", 2)  # transformers' default
+
+
+def _check_tensors(shape: ModelShape, config: Mapping[str, Any], found: Mapping[str, Sizes]) -> None:
+    """NotWhole with the first tensors that the files lack, or have in another shape."""
+    # A folder saved from the model below the head has no `model.` before its names.
+    there = {f"model.{name}": sizes for name, sizes in found.items()} | dict(found)
+    if shape.tied and HEAD in there:
+        there.setdefault(EMBEDDING, there[HEAD])
+    expected = own_tensors(shape, config)  # as many as config.json likes: it is followed only as far as is needed
+    wrong = list(islice(((name, sizes) for name, sizes in expected if there.get(name) != sizes), FEW))
+    if not wrong:
+        return
+    if missing := [name for name, _ in wrong if name not in there]:
+        most = f" (they hold {len(found)} tensors, '{next(iter(found))}' for example)" if found else ""
+        raise NotWhole(f"its weight files lack {', '.join(missing)}{most}")
+    name, sizes = wrong[0]
+    raise NotWhole(f"its tensor {name} is {list(there[name])}, and by config.json {list(sizes)}")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    found = config.get("architectures")
+    return str(found[0]) if isinstance(found, list) and found else ""

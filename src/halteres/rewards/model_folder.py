@@ -8,8 +8,8 @@ The scoring template is the same in training and in scoring. Source: TRL 1.16 `R
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +19,8 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, ValidationError
 
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.files import NOT_JSON, read_regular, replace_file
-from halteres.models.shape import read_shape, weight_files
+from halteres.files import UnreadableFile, read_json, replace_file
+from halteres.models.shape import NotWhole, is_classifier, num_outputs_of, read_shape, weight_files
 from halteres.rewards.components import problems_of
 from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
@@ -213,10 +213,12 @@ def read_reward_file(folder: Path) -> RewardFile | None:
         fix = f"Save it anew, or move the files of {SAVING} up and remove it."
         raise InvalidData(f"The reward model in {folder} is half replaced.", why, fix)
     file = folder / REWARD_FILE
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     try:
-        content = RewardFile.model_validate_json(file.read_bytes())
+        content = RewardFile.model_validate(read_json(file, dict[str, Any]))
+    except UnreadableFile as error:
+        raise InvalidData(f"{file} cannot be read.", f"{error}.", "Save the model again.") from error
     except ValidationError as error:
         raise InvalidData(f"{file} cannot be read.", problems_of(error), "Save the model again.") from error
     if content.calibration is not None:
@@ -241,23 +243,18 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
         if config.get("task_type") != "SEQ_CLS":
             raise _no_model(path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS.")
         base = str(config.get("base_model_name_or_path") or "")
-        num_bytes = _num_bytes(path) + (_num_bytes(Path(base)) if base and Path(base).is_dir() else 0)
+        num_bytes = 2 * _size(path / "adapter_model.safetensors")
+        if base and Path(base).is_dir():
+            num_bytes += _num_bytes(Path(base))
         return ModelFolder(path=path, num_bytes=num_bytes, base=base or None, facts=facts)
     config = _json_object(path / "config.json")
-    kinds = [str(kind) for kind in config.get("architectures") or ()]
-    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
-        names = ", ".join(kinds) or "no architecture"
+    if not is_classifier(config):
+        names = config.get("architectures") or "no architecture"
         raise _no_model(path, f"Its config.json names {names}, not one that classifies.")
     num_outputs, objectives = num_outputs_of(config), facts.get("objective_weights") or {}
     if num_outputs != max(1, len(objectives)):
         raise _no_model(path, f"It has {num_outputs} outputs; a reward model has one, or one for each objective.")
     return ModelFolder(path=path, num_bytes=_num_bytes(path), facts=facts)
-
-
-def num_outputs_of(config: Mapping[str, Any]) -> int:
-    """Outputs of a classifier, by its config.json."""
-    labels = config.get("id2label")
-    return len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)  # transformers' default
 
 
 def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any) -> ScoringTemplate:
@@ -318,24 +315,28 @@ def _num_bytes(path: Path) -> int:
     """Of its parameters in fp32; where they cannot be counted, twice their size on disk, as of half precision."""
     try:
         return 4 * read_shape(path).parameters
+    except NotWhole as error:
+        raise _no_model(path, f"{error}.") from error
     except (OSError, ValueError):
-        pass
+        pass  # a decoder whose config.json has other names for its sizes
     try:
         return 2 * sum(file.stat().st_size for file in weight_files(path))
     except (OSError, ValueError) as error:
         raise _no_model(path, f"{error}.") from error
 
 
+def _size(file: Path) -> int:
+    """Bytes on disk. InvalidData where there is no such file."""
+    if not file.is_file():
+        raise _no_model(file.parent, f"{file.name} is missing.")
+    return file.stat().st_size
+
+
 def _json_object(file: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(read_regular(file))
-    except FileNotFoundError as error:
-        raise _no_model(file.parent, f"{file.name} is missing.") from error
-    except (OSError, *NOT_JSON) as error:
-        raise _no_model(file.parent, f"{file.name} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise _no_model(file.parent, f"{file.name} holds no JSON object.")
-    return content
+        return read_json(file, dict[str, Any])
+    except UnreadableFile as error:
+        raise _no_model(file.parent, f"{error}.") from error
 
 
 def _no_model(path: Path, why: str) -> InvalidData:

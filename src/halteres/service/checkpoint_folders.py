@@ -15,6 +15,7 @@ is merged (into the embedding). So that is the name in an export from a tied mod
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -27,8 +28,10 @@ from safetensors import SafetensorError, safe_open
 
 from halteres.engine.folders import written
 from halteres.engine.protocol import LoraConfig
-from halteres.engine.shapes import foreign_shape
+from halteres.engine.shapes import State, check_shape, check_unlinked, foreign_shape, read_state
 from halteres.errors import Conflict, InvalidData, NotFound, UserError, shortened
+from halteres.files import UnreadableFile, read_json
+from halteres.models.shape import HEAD, tensor_sizes, weight_files
 from halteres.service.keys import LOCAL, Tenant
 from halteres.service.keys import checked_name as checked_tenant
 
@@ -147,11 +150,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str = ""  # "" is whatever is served
 
 
-class _State(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    lora: LoraConfig
-
-
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
     base_model_name_or_path: str | None = None
 
@@ -159,12 +157,12 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 def read_card(path: TinkerPath, folder: Path) -> Card | None:
     """What a folder says of itself; None where there is none, or it says too little."""
     try:
-        if (folder / CARD).is_file():
-            card = msgspec.json.decode((folder / CARD).read_bytes(), type=Card)
+        if os.path.lexists(folder / CARD):
+            card = read_json(folder / CARD, Card, linked=False)
             return card if card.path == str(path) and (folder / CONFIG).is_file() else None
-        state = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
-        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError):
+        state = read_json(folder / STATE, State, linked=False)
+        config = read_json(folder / CONFIG, _Config)
+    except UnreadableFile:
         return None
     base_model = config.base_model_name_or_path or ""
     return Card(path=str(path), lora=state.lora, version=state.version, base_model=base_model)
@@ -176,15 +174,13 @@ def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, t
     service cannot compute it, Conflict where the name is taken."""
     path = TinkerPath(checked_run(run), "weights", checked_name(name))
     check_adapter(folder)
-    version = 0  # of a foreign adapter
-    if (folder / STATE).is_file():
-        try:
-            own = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
-        except msgspec.MsgspecError as error:
-            raise InvalidData(f"{folder / STATE} cannot be read.", f"{error}.", "Use another checkpoint.") from error
+    check_unlinked(folder)
+    if (own := read_state(folder)) is not None:
+        check_shape(own.lora)
+        tensor_names(folder / WEIGHTS)
         version, lora = own.version, own.lora
-    else:
-        lora = foreign_shape(folder, tensor_names(folder / WEIGHTS))
+    else:  # a foreign adapter
+        version, lora = 0, foreign_shape(folder, tensor_names(folder / WEIGHTS))
     target = path.folder(state)
     if target.exists():
         raise Conflict(f"{path} exists.", "Saved weights are not replaced by accident.", "Choose another name.")
@@ -224,10 +220,10 @@ def copy_adapter(source: Path, target: Path, *, for_tinker: Path | None = None) 
 
 def has_own_head(base: Path) -> bool:
     """Whether the files of a base model hold a weight of the unembedding, or it is tied to the embedding."""
-    index = base / "model.safetensors.index.json"
-    if index.is_file():
-        return "lm_head.weight" in json.loads(index.read_bytes())["weight_map"]
-    return any("lm_head.weight" in tensor_names(file) for file in base.glob("*.safetensors"))
+    try:
+        return any(HEAD in tensor_sizes(file) for file in weight_files(base))
+    except (OSError, ValueError) as error:
+        raise InvalidData(f"The base model in {base} cannot be read.", f"{error}.", "Download it again.") from error
 
 
 def tensor_names(file: Path) -> set[str]:

@@ -25,6 +25,7 @@ from sqlalchemy import delete
 from halteres.engine.folders import copy_linked, put, recover, size_of, waiting
 from halteres.engine.protocol import LoraConfig, Saved
 from halteres.errors import Conflict, InvalidData, NotFound, ServerError, UserError, nearest, shortened
+from halteres.files import UnreadableFile, read_json
 from halteres.service.checkpoint_folders import (
     CARD,
     CONFIG,
@@ -119,8 +120,8 @@ class Checkpoints:
         def cards() -> list[str]:
             found: list[str] = []
             for file in (self._state / "checkpoints").glob(f"*/*/*/{CARD}"):
-                with suppress(OSError, msgspec.MsgspecError):
-                    found.append(msgspec.json.decode(file.read_bytes(), type=Card).path)
+                with suppress(UnreadableFile):
+                    found.append(read_json(file, Card, linked=False).path)
             return found
 
         for path in await asyncio.to_thread(cards):

@@ -93,6 +93,8 @@ class Training:
         if not body.optimizer:  # a saved optimiser is restored whatever is asked for
             check_optimizer(body.optimizer_config.type)
         found = self.checkpoints.find(body.path, model.tenant)
+        if model.lora is not None:
+            refuse_other_shape(body.path, found.lora, model.lora)
 
         async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), body.optimizer)
@@ -206,6 +208,25 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     lora = msgspec.convert({**msgspec.structs.asdict(body.lora_config), **request.drawn}, LoraConfig)
     await engine.create_adapter(model.id, lora)
     model.lora = lora
+
+
+SHAPE = ("rank", "train_mlp", "train_attn", "train_unembed")
+"""What a client chooses of an adapter's shape."""
+
+
+def refuse_other_shape(path: str, saved: LoraConfig, own: LoraConfig) -> None:
+    """InvalidData where saved weights have another shape than the adapter of the training run that loads them."""
+    differences = [
+        f"{name} is {getattr(saved, name)} there and {getattr(own, name)} here"
+        for name in SHAPE
+        if getattr(saved, name) != getattr(own, name)
+    ]
+    if differences:
+        raise InvalidData(
+            f"The weights {path} do not fit the adapter of this training run.",
+            f"{', '.join(differences)}.",
+            f"Go on from them with create_training_client_from_state('{path}'): its adapter has their shape.",
+        )
 
 
 async def run_pass(engine: Trains, model: Model, request: Request) -> PassResult:

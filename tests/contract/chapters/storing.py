@@ -23,6 +23,13 @@ STORING = (
         source="recorded traffic of 0.38.0 and 0.25.0 (24, 25)",
     ),
     Must(
+        id="checkpoint:other-shape",
+        says="a load of weights of another rank, or other trained families, into a training run is a user error",
+        source="the hosted service's answer, in github.com/thinking-machines-lab/tinker-feedback/issues/65:"
+        " 'Checkpoint model configuration is incompatible with target model'; that this holds for the rank, too, is"
+        " our choice",
+    ),
+    Must(
         id="checkpoint:overwrite",
         says="overwrite replaces the weights under a name, metadata included",
         source="tinker 0.22.7 types/save_weights_request.py",

@@ -50,8 +50,10 @@ from halteres.engine.shapes import (
     check_files,
     check_shape,
     foreign_shape,
+    read_state,
 )
-from halteres.errors import HalteresError, InvalidData, NotFound, UserError
+from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, UserError, boundary
+from halteres.files import read_json
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
 
@@ -83,7 +85,7 @@ class Weights:
             f"{prefix}.lora_B.weight": np.full(shape[::-1], float(self.version), np.float32),
         }
         with written(folder) as place:
-            (place / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+            (place / CONFIG).write_text(json.dumps(config))
             (place / STATE).write_bytes(msgspec.json.encode(self))
             save_file(tensors, place / WEIGHTS)
             if optimizer:
@@ -101,11 +103,11 @@ class Weights:
         check_files(folder, optimizer)
         try:
             names = load_file(folder / WEIGHTS).keys()
-            if not (folder / STATE).is_file():
-                return cls(lora=foreign_shape(folder, names), version=0)
-            return msgspec.json.decode((folder / STATE).read_bytes(), type=cls)
-        except (msgspec.MsgspecError, SafetensorError) as error:
+        except SafetensorError as error:
             raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
+        if (own := read_state(folder)) is not None:
+            return cls(lora=own.lora, version=own.version)
+        return cls(lora=foreign_shape(folder, names), version=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +140,14 @@ class Hold:
         await self._released.wait()
 
 
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of a model's config.json."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+
+
 class ScriptedEngine:
     """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
 
@@ -148,13 +158,14 @@ class ScriptedEngine:
                 "config.json is missing.",
                 "Name a model folder in Hugging Face format, or 'halteres/tiny'.",
             )
-        config: dict[str, int] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        with boundary(InvalidConfig, f"Reading the model in {folder}"):
+            config = read_json(folder / "config.json", _Config)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),
             architecture="scripted",
-            vocab_size=config["vocab_size"],
-            max_context_length=config["max_position_embeddings"],
+            vocab_size=config.vocab_size,
+            max_context_length=config.max_position_embeddings,
             num_parameters=0,
             dtype="float32",
             device="cpu",
@@ -164,7 +175,7 @@ class ScriptedEngine:
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
         )
-        self._hidden_size = config["hidden_size"]
+        self._hidden_size = config.hidden_size
         self._tokenizer = load_tokenizer(str(folder))
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Weights] = {}
@@ -372,6 +383,8 @@ class ScriptedEngine:
 def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, settings: Mapping[str, float]) -> float:
     """A number for a loss, not its formula: `cross_entropy` and `importance_sampling` are exact, others like one of
     them."""
+    if loss.custom is not None:
+        raise UserError("The scripted engine computes no custom losses.", next="Use the engine that holds weights.")
     inputs, lp = inputs_of(datum, loss, settings), logprobs.astype(np.float64)
     if find_kind(loss.name).importance_weighted:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,15 @@
-"""Reading a model folder: one of the families that are computed here, or whatever transformers computes."""
+"""Reading a model folder: one of the families that are computed here, or whatever transformers computes.
+
+What a folder lacks transformers would draw at random, anew at each start; here it is refused. `python -m
+halteres.engine.torch.loading FOLDER` looks for that without reading a weight: it prints a JSON object of what is wrong,
+by which a folder is refused before anything waits for it.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +17,9 @@ import torch
 
 from halteres.engine.torch.model import BaseModel, extract, understands
 from halteres.engine.torch.transformers_model import wrap
-from halteres.errors import InvalidConfig, NotFound, boundary
+from halteres.errors import HalteresError, InvalidConfig, NotFound, as_failure, boundary
+from halteres.models.shape import FEW, check_unquantised, read_config
+from halteres.text import end_tokens
 
 
 def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseModel:
@@ -17,8 +27,24 @@ def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseMod
 
     Raises:
         NotFound: the folder is missing or holds no config.json.
-        InvalidConfig: an architecture or a variant of it that is not understood.
+        InvalidConfig: an architecture or a variant of it that is not understood, or weights that are not there.
     """
+    config, model = _read(folder, dtype=dtype)
+    with boundary(InvalidConfig, f"Reading the model in {folder}"):
+        model.requires_grad_(False).to(device)
+        eos_tokens = end_tokens(folder)
+    if understands(config):
+        return extract(model, eos_tokens)
+    return wrap(model, eos_tokens)
+
+
+def check_weights(folder: Path) -> None:
+    """Raise what `load_base` would of a folder's files, without reading a weight."""
+    _read(folder, dtype=torch.float32, device_map="meta")
+
+
+def _read(folder: Path, **how: Any) -> tuple[Any, Any]:
+    """The configuration and the model, as transformers makes them."""
     if not (folder / "config.json").is_file():
         raise NotFound(
             f"There is no model in {folder}.",
@@ -29,8 +55,37 @@ def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseMod
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    asked: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with boundary(InvalidConfig, f"Reading the model in {folder}"):
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        model.requires_grad_(False).to(device)
-    return extract(model) if understands(config) else wrap(model)
+        check_unquantised(read_config(folder))
+        config: Any = AutoConfig.from_pretrained(folder, **asked)
+        # With `output_loading_info` it returns a pair, which its type does not say.
+        found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **how, **asked)
+        model, report = found
+    refuse_missing(folder, report["missing_keys"])
+    return config, model
+
+
+def refuse_missing(folder: Path, missing: Collection[str]) -> None:
+    """InvalidConfig where transformers found no value for some weights of a model, with the first of their names."""
+    if missing:
+        first = ", ".join(sorted(missing)[:FEW])
+        raise InvalidConfig(
+            f"The model in {folder} is not whole.",
+            f"Its files lack {len(missing)} of its weights, {first} first; they would be random, anew at each start.",
+            "Download or save it again: every name in its weight files must be one of the model's.",
+        )
+
+
+def main(folder: str) -> None:
+    """Print what is wrong with a folder's weights: an empty object where nothing is."""
+    try:
+        check_weights(Path(folder))
+        found: dict[str, str] = {}
+    except HalteresError as error:
+        found = as_failure(error)
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

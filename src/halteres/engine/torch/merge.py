@@ -26,13 +26,13 @@ from halteres.engine.protocol import MergedType, Saved
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.peft_checkpoint import read_checkpoint
 from halteres.errors import InvalidData, NotFound
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+from halteres.files import UnreadableFile, read_json
+from halteres.models.shape import EMBEDDING, HEAD, INDEX, weight_files
+from halteres.text import TEMPLATES
 
 COMPANIONS = (
     *("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*"),
+    *("chat_template*", f"{TEMPLATES}/*.jinja", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*"),
 )
 """What goes with the weights, as it is."""
 
@@ -65,7 +65,12 @@ def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: M
         if ".lora_A." in name:
             weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
             deltas[weight] = Delta(a_RD, named[name.replace(".lora_A.", ".lora_B.")], scale)
-    files = _files(model)
+    try:
+        files = [file.name for file in weight_files(model)]
+    except (OSError, ValueError) as error:
+        kind = NotFound if isinstance(error, FileNotFoundError) else InvalidData
+        next = "Convert its weights to safetensors first."
+        raise kind(f"The model in {model} cannot be merged.", f"{error}.", next) from error
     try:
         with written(into) as place, torch.inference_mode():
             merged: dict[str, str] = {}
@@ -84,18 +89,6 @@ def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: M
     except SafetensorError as error:
         raise InvalidData(f"The model in {model} cannot be merged.", f"{error}.", "Download it again.") from error
     return Saved(folder=str(into), size_bytes=size_of(into), version=checkpoint.version)
-
-
-def _files(model: Path) -> list[str]:
-    if (model / INDEX).is_file():
-        return sorted({Path(file).name for file in _object(model / INDEX)["weight_map"].values()})
-    if (model / SINGLE).is_file():
-        return [SINGLE]
-    raise NotFound(
-        f"The model in {model} cannot be merged.",
-        f"Neither {SINGLE} nor {INDEX} is there.",
-        "Convert its weights to safetensors first.",
-    )
 
 
 def _merged(file: Path, deltas: Mapping[str, Delta], dtype: MergedType) -> dict[str, Tensor]:
@@ -117,17 +110,25 @@ def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: Merg
         config["tie_word_embeddings"] = False
     if dtype != "base":
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if (model / INDEX).is_file():
         size = sum((place / file).stat().st_size for file in set(merged.values()))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(merged.items()))}
         (place / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    copy_companions(model, place)
+
+
+def copy_companions(model: Path, place: Path) -> None:
+    """Copy what goes with a model's weights into a folder; what stands there already stays."""
     for file in sorted({file for pattern in COMPANIONS for file in model.glob(pattern) if file.is_file()}):
-        shutil.copyfile(file, place / file.name)
+        target = place / file.relative_to(model)
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(file, dict[str, Any])
+    except UnreadableFile as error:
         raise InvalidData(f"{file} cannot be read.", f"{error}.", "Download the model again.") from error

@@ -132,13 +132,6 @@ class BaseModel:
         raise NotImplementedError
 
 
-def eos_tokens(model: Any) -> tuple[int, ...]:
-    """The tokens that end a text, by its generation settings or else its configuration."""
-    eos = model.generation_config.eos_token_id
-    eos = model.config.get_text_config().eos_token_id if eos is None else eos
-    return () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer(Layer):
     """Its attention is qkv and output, its MLP gate with up, and down. J = query and key heads; norms are fp32."""
@@ -195,7 +188,7 @@ def understands(config: Any) -> bool:
     )
 
 
-def extract(model: Any) -> FusedModel:
+def extract(model: Any, eos_tokens: tuple[int, ...]) -> FusedModel:
     """The frozen weights of a transformers model, and the tables of its rotary embedding."""
     config, body = model.config, model.model
     embedding = body.embed_tokens.weight.detach()
@@ -212,7 +205,7 @@ def extract(model: Any) -> FusedModel:
         norm_eps=config.rms_norm_eps,
         context=context,
         vocabulary=embedding.shape[0],
-        eos_tokens=eos_tokens(model),
+        eos_tokens=eos_tokens,
         num_parameters=model.num_parameters(),
         embedding_VD=embedding,
         layers=tuple(_layer(f"model.layers.{i}", module, config) for i, module in enumerate(body.layers)),

@@ -24,8 +24,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from halteres.engine.folders import size_of, written
-from halteres.engine.protocol import LoraConfig, Saved
-from halteres.engine.shapes import CONFIG, OPTIMIZER, STATE, WEIGHTS, canonical, check_files, foreign_shape
+from halteres.engine.protocol import Saved
+from halteres.engine.shapes import (
+    CONFIG,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    State,
+    canonical,
+    check_files,
+    foreign_shape,
+    read_state,
+)
 from halteres.engine.torch.adapter import AdamState, Checkpoint, Layout
 from halteres.engine.torch.model import BaseModel
 from halteres.errors import InvalidData
@@ -33,14 +43,6 @@ from halteres.errors import InvalidData
 T = TypeVar("T")
 
 READERS = 4  # folders that are read at a time: a disk that hangs under one need not stop the others
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What PEFT's files cannot say."""
-
-    version: int
-    lora: LoraConfig
-    adam_steps: int = 0
 
 
 def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
@@ -66,13 +68,9 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkp
         InvalidData: unreadable, made for another base model, or asking for what this engine does not compute.
     """
     check_files(folder, optimizer)
-    tensors = _load(folder / WEIGHTS)
-    if not (folder / STATE).is_file():
+    tensors, state = _load(folder / WEIGHTS), read_state(folder)
+    if state is None:
         return _read_foreign(folder, tensors, base)
-    try:
-        state = msgspec.json.decode((folder / STATE).read_bytes(), type=State)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise _unreadable(folder, error) from error
     layout, adam = Layout.of(base, state.lora), None
     if optimizer:
         moments = _load(folder / OPTIMIZER)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from halteres.engine.shapes import kind_of
 from halteres.engine.torch.attention import Causal
-from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads, Layer, eos_tokens
+from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads, Layer
 from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
 from halteres.errors import InvalidConfig
 
@@ -106,7 +106,7 @@ def _projected(projection: Projection, x: Tensor) -> Tensor:
     return project(x_ND, projection, lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def wrap(model: Any) -> TransformersModel:
+def wrap(model: Any, eos_tokens: tuple[int, ...]) -> TransformersModel:
     """A causal language model of transformers, its weights frozen.
 
     Raises:
@@ -131,7 +131,7 @@ def wrap(model: Any) -> TransformersModel:
         head_width=0,
         context=_context(config),
         vocabulary=embedding.shape[0],
-        eos_tokens=eos_tokens(model),
+        eos_tokens=eos_tokens,
         num_parameters=model.num_parameters(),
         embedding_VD=embedding,
         layers=_layers(model, head),

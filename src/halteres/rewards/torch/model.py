@@ -25,8 +25,9 @@ from safetensors import SafetensorError
 
 from halteres.config import environ
 from halteres.engine.folders import written
-from halteres.engine.torch.merge import COMPANIONS
+from halteres.engine.torch.merge import copy_companions
 from halteres.errors import InvalidData, NotFound, boundary
+from halteres.files import read_json
 from halteres.models import known_folder
 from halteres.rewards.model_folder import (
     SAVING,
@@ -43,7 +44,7 @@ from halteres.rewards.model_folder import (
     write_reward_file,
 )
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
-from halteres.rewards.torch.network import ScoringNetwork, device_of, open_network
+from halteres.rewards.torch.network import ScoringNetwork, base_config, device_of, open_network
 from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
@@ -274,15 +275,13 @@ class RewardModel:
     def _copy_tokenizer(self, place: Path) -> None:
         """The tokenizer's files, with the token that pads here: transformers reads it from them."""
         source = self.tokenizer.folder
-        for file in sorted({file for pattern in COMPANIONS for file in source.glob(pattern) if file.is_file()}):
-            if not (place / file.name).exists():
-                shutil.copyfile(file, place / file.name)
+        copy_companions(source, place)
         names = {number: name for name, number in self.tokenizer.special_tokens.items()}
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             if (place / name).is_file():
-                content = json.loads((place / name).read_text(encoding="utf-8"))
+                content = read_json(place / name, dict[str, Any])
                 content["pad_token"] = names.get(self.network.padding, content.get("pad_token"))
-                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -323,9 +322,7 @@ def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, 
 
 def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, list[str]]:
     """Template, padding token and notes of a folder without our file: TRL's rules."""
-    config: dict[str, Any] = (
-        json.loads((base / "config.json").read_text(encoding="utf-8")) if (base / "config.json").is_file() else {}
-    )
+    config = base_config(base)
     longest = config.get("max_position_embeddings")
     template = template_for(tokenizer, max_length=longest)
     notes = [
@@ -358,7 +355,7 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
         template = template / "chat_template.jinja" if template.is_dir() else template
         if not template.is_file():
             raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+        (scratch / "chat_template.jinja").write_text(template.read_text())
     tokenizer = Tokenizer(scratch)
     weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
     return tokenizer

@@ -18,8 +18,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from halteres.engine.torch.loading import refuse_missing
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.rewards.model_folder import Device, num_outputs_of
+from halteres.files import UnreadableFile, read_json
+from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
+from halteres.rewards.model_folder import Device
 from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
 from halteres.rewards.training_plan import LoraSettings
 
@@ -58,7 +61,10 @@ class LoraLinear(nn.Module):
 
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
     """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not read here."""
-    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    try:
+        config = read_json(folder / ADAPTER_CONFIG, dict[str, Any])
+    except UnreadableFile as error:
+        raise InvalidData(f"The adapter in {folder} cannot be read.", f"{error}.", "Save it again.") from error
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
         why = f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read."
@@ -215,7 +221,7 @@ class ScoringNetwork:
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote. InvalidData where it is of another model."""
@@ -321,12 +327,8 @@ def open_network(
     if adapted:
         name, settings = read_adapter_config(folder)
         base = Path(name)
-    if not (base / "config.json").is_file():
-        next = "Name a model folder in Hugging Face format."
-        raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
-    config, names = json.loads((base / "config.json").read_text(encoding="utf-8")), tuple(objective_weights or ())
-    scores = (config.get("architectures") or [""])[0].endswith("ForSequenceClassification")
-    if scores and num_outputs_of(config) != max(1, len(names)):
+    config, names = base_config(base), tuple(objective_weights or ())
+    if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
         why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
         raise InvalidData(f"The model in {folder} has {num_outputs_of(config)} outputs.", why)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
@@ -343,6 +345,20 @@ def open_network(
     return network
 
 
+def base_config(base: Path) -> Mapping[str, Any]:
+    """The config.json of a reward model, or of what an adapter is for. NotFound where there is none, InvalidData where
+    it cannot be read, or the weights are quantised."""
+    next = "Name a model folder in Hugging Face format."
+    if not (base / "config.json").is_file():
+        raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
+    try:
+        config = read_config(base)
+        check_unquantised(config)
+    except ValueError as error:
+        raise InvalidData(f"The model in {base} cannot be used.", f"{error}.", next) from error
+    return config
+
+
 def _from_pretrained(
     folder: Path, trust_remote_code: bool, arguments: Mapping[str, Any], objectives: Sequence[str]
 ) -> Any:
@@ -352,7 +368,12 @@ def _from_pretrained(
     if objectives:
         labels |= {"id2label": dict(enumerate(objectives)), "label2id": {name: o for o, name in enumerate(objectives)}}
     chosen = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **labels, **arguments}
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, **chosen)
+    chosen["output_loading_info"] = True
+    model, report = AutoModelForSequenceClassification.from_pretrained(folder, **chosen)
+    missing = set(report["missing_keys"])
+    if not is_classifier(read_config(folder)):
+        missing -= {f"{HEAD}.weight"}  # of a new reward model it is drawn, and nothing else
+    refuse_missing(folder, missing)
     for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
         parameter.data = parameter.data.clone()
     return model
