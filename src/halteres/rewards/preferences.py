@@ -8,7 +8,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
 from halteres.files import NOT_JSON
 from halteres.rewards.components import RESERVED_PARTS
-from halteres.text import Message
+from halteres.text import Message, flat, text_of
 
 Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
 Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
@@ -32,11 +32,19 @@ STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Ste
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
 IDENTICAL = "the completions are identical"
+PROMPT_TWICE = "the completions hold the prompt, which would be read twice: leave 'prompt' out"
 MIXED = "standard and conversational completions are mixed"
 
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
+_PROMPT_TOKENS = ("prompt_ids", "prompt_input_ids")
+_PROMPT_COLUMNS = frozenset(
+    ("question", "questions", "query", "instruction", "instructions", "input", "inputs", "problem", "task", "context")
+    + ("system", "system_prompt", "system_message", "user", "user_prompt", "prompts", "history", "messages")
+    + ("conversation", "conversations", "dialog", "dialogue")
+)
+"""Columns that hold a prompt, or a part of it, in data sets of other projects; not read here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,7 @@ class Preferences:
     source: str  # the file's name, or "data"
     digest: str  # SHA-256 of what was read
     warnings: tuple[str, ...] = ()  # what was dropped or is odd, with its first row numbers
+    on_identical: OnIdentical = "error"  # asked for, of rows whose texts are the same once they are cut, too
 
     @property
     def form(self) -> Form:
@@ -113,7 +122,8 @@ def read_preferences(
             `ranks` (the lowest is the best) or `scores` (the highest is), or lists in `chosen` and `rejected`, all of
             one list ranked alike; or the steps of one completion: `completions` with `labels`, true, false, or null
             for a step that is not judged. Optional: `margin`, `weight`, `kind` (or `subset`), `objective`, `tie`,
-            `tools`, `chat_template_kwargs`, `id`. Other columns are left alone.
+            `tools`, `chat_template_kwargs`, `id`. Content of messages is a text, null, or parts of text. Other columns
+            are left alone, but not without a word where they hold a prompt that is in none of the row's texts.
         on_identical: what to do with a row that prefers a text to itself.
         margin_from: the columns of scores that margins are made of; they go before a column `margin`.
 
@@ -171,7 +181,7 @@ def overlap(train: Preferences, held_out: Preferences) -> str:
     """The warning that held-out rows have prompts of the training rows; empty where none has."""
     prompts = {comparison.prompt_key for comparison in train.comparisons}
     rows = [comparison.row for comparison in held_out.comparisons if comparison.prompt_key in prompts]
-    return f"{held_out.source} {_row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
+    return f"{held_out.source} {row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
 
 
 class RowProblem(Exception):
@@ -288,6 +298,7 @@ def _checked(
     comparisons: list[Comparison] = []
     problems: dict[str, list[int]] = {}
     dropped: list[int] = []
+    odd: dict[str, list[int]] = {}
     for number, row in found.rows:
         try:
             comparison = _comparison(row, number, margin_from)
@@ -298,15 +309,15 @@ def _checked(
             is_form = comparison.form == first.form
             _require(is_form, f"is {comparison.form}, while row {first.row} is {first.form}")
             texts, ranks = comparison.completions, comparison.ranks
-            if any(texts[a] == texts[b] and ranks[a] != ranks[b] for a, b in combinations(range(len(texts)), 2)):
+            if prefers_to_itself(texts, ranks):
                 _require(on_identical != "error", IDENTICAL)
                 if on_identical == "drop":
                     dropped.append(number)
                     continue
-                best = [min(rank for other, rank in zip(texts, ranks, strict=True) if other == text) for text in texts]
-                order = sorted(set(best))
-                comparison = replace(comparison, ranks=tuple(order.index(rank) for rank in best))
+                comparison = replace(comparison, ranks=tied_ranks(texts, ranks))
             comparisons.append(comparison)
+            for warning in _warnings_of(row, comparison):
+                odd.setdefault(warning, []).append(number)
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
     if problems:
@@ -316,7 +327,7 @@ def _checked(
             next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
         raise InvalidData(
             f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} rows are wrong.",
-            ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
+            ". ".join(f"{source} {row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
             next,
             problems=[{"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)} for one, rows in problems.items()],
         )
@@ -328,6 +339,7 @@ def _checked(
         firsts.setdefault(_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row)
     new, labels = set(firsts.values()), {label for one in comparisons for label in one.labels}
     warnings = {
+        **odd,
         "dropped, the completions are identical": dropped,
         "the same as a row before": [one.row for one in comparisons if one.row not in new],
         f"every step is {'right' if True in labels else 'wrong'}": [one.row for one in comparisons if len(labels) == 1],
@@ -336,11 +348,31 @@ def _checked(
         comparisons=tuple(comparisons),
         source=source,
         digest=found.digest,
-        warnings=tuple(f"{source} {_row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
+        warnings=tuple(f"{source} {row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
+        on_identical=on_identical,
     )
 
 
-def _row_numbers(numbers: Sequence[int]) -> str:
+def prefers_to_itself(texts: Sequence[Any], ranks: Sequence[Any]) -> bool:
+    """Whether equal texts have different ranks, or different labels."""
+    pairs = combinations(zip(texts, ranks, strict=True), 2)
+    return any(one == other and rank != another for (one, rank), (other, another) in pairs)
+
+
+def tied_ranks(texts: Sequence[Any], ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks without gaps, with equal texts in the best of their places.
+
+    >>> tied_ranks(["a", "b", "a"], [0, 1, 2])
+    (0, 1, 0)
+    """
+    both = list(zip(texts, ranks, strict=True))
+    best = [min(rank for other, rank in both if other == text) for text in texts]
+    order = sorted(set(best))
+    return tuple(order.index(rank) for rank in best)
+
+
+def row_numbers(numbers: Sequence[int]) -> str:
+    """The first of these rows, and how many more there are."""
     first = ", ".join(map(str, numbers[:MOST_ROWS]))
     more = f" and {len(numbers) - MOST_ROWS} more" if len(numbers) > MOST_ROWS else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
@@ -363,6 +395,8 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
         prompt = _encodable(prompt, "prompt") if isinstance(prompt, str) else _messages(prompt, "prompt")
         mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
         _require(isinstance(prompt, str) == (form == "standard"), mixed)
+        _require(not any(holds_prompt(prompt, text) for text in completions), PROMPT_TWICE)
+    _check_prompt_tokens(row, completions)
     if margin_from is None:
         margin = _number(row, "margin", 0.0)
     else:
@@ -396,6 +430,78 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
         id="" if row.get("id") is None else str(row["id"]),
         row=number,
     )
+
+
+def _check_prompt_tokens(row: Mapping[str, Any], completions: Sequence[Text]) -> None:
+    """RowProblem where the prompt's tokens stand in a column by themselves: they are not put before a side's."""
+    if _form(completions[0]) != "pre-tokenised":
+        return
+    for column in _PROMPT_TOKENS:
+        prompt = row.get(column)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+            begins = all(list(tokens[: len(prompt)]) == list(prompt) for tokens in completions)
+            _require(begins, f"'{column}' is not read: the tokens of each side have to begin with the prompt's")
+
+
+def _warnings_of(row: Mapping[str, Any], comparison: Comparison) -> list[str]:
+    """What is odd about a row that is used. RowProblem where its prompt is in a column that is not read."""
+    prompt, completions = comparison.prompt, comparison.completions
+    if comparison.form == "pre-tokenised":
+        return []
+    warnings: list[str] = []
+    if isinstance(prompt, str) and prompt.strip():
+        begin = prompt.strip()
+        if all(isinstance(text, str) and text.lstrip().startswith(begin) for text in completions):
+            warnings.append("the completions begin with the prompt, which is read twice")
+    read = _squeezed(" ".join(piece for part in (prompt, *completions) for piece in _texts_in(part)))
+    unread = [
+        column
+        for column, value in row.items()
+        if str(column).lower() in _PROMPT_COLUMNS and any(_squeezed(piece) not in read for piece in _texts_in(value))
+    ]
+    if unread:
+        names = ", ".join(map(repr, unread))
+        problem = f"what stands in {names} is not read, and is in none of the row's texts"
+        _require(_has_prompt(comparison), f"{problem}: name the column 'prompt', or remove it")
+        warnings.append(problem)
+    return warnings
+
+
+def _has_prompt(comparison: Comparison) -> bool:
+    """Whether the row has a prompt, or its completions a user's message: of strings, it cannot be seen."""
+    chats = [text for text in comparison.completions if not isinstance(text, str)]
+    asked = any(isinstance(one, Mapping) and one["role"] == "user" for chat in chats for one in chat)
+    return comparison.prompt is not None or asked
+
+
+def holds_prompt(prompt: str | Sequence[Message] | None, completion: Text) -> bool:
+    """Whether a chat's completion begins with its prompt, or with the end of it: it would be read twice."""
+    if prompt is None or isinstance(prompt, str) or not prompt or _form(completion) != "conversational":
+        return False
+    said = [_said(message) for message in prompt]
+    answered = [_said(message) for message in completion]
+    before_answer = takewhile(lambda one: one[0] != "assistant", answered)
+    return answered[: len(said)] == said or said[-1] in before_answer
+
+
+def _said(message: Any) -> tuple[str, str, str]:
+    calls = message.get("tool_calls")
+    return str(message.get("role")), text_of(message.get("content")).strip(), _canonical(calls) if calls else ""
+
+
+def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
+    """The texts of a prompt, a completion or another column: strings, messages of any form, and lists of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and depth:
+        yield from _texts_in(value.get("content") or value.get("value") or value.get("text"), depth - 1)
+    elif isinstance(value, Sequence) and depth:
+        for one in value:
+            yield from _texts_in(one, depth - 1)
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
@@ -463,21 +569,26 @@ def _completion(value: Any, column: str) -> Text:
     _require(messages, f"'{column}' is empty")
     last = messages[-1]
     _require(last["role"] == "assistant", f"the last message of '{column}' is not the assistant's")
-    says_something = last.get("tool_calls") or str(last.get("content") or "").strip()
+    says_something = last.get("tool_calls") or text_of(last.get("content")).strip()
     _require(says_something, f"the last message of '{column}' is empty")
     return messages
 
 
 def _messages(values: Any, column: str) -> tuple[Message, ...]:
-    """Without their empty fields: tables give every message the fields of all."""
+    """With content as one text, and without empty fields: tables give every message the fields of all."""
     are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
     _require(are_objects, f"'{column}' is {_type_name(values)}, not a string or a list of messages")
+    messages: list[Message] = []
     for one in values:
-        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list | None)
-        _require(is_message, f"a message of '{column}' has no 'role' or 'content' of the right type")
-        if isinstance(one.get("content"), str):
-            _encodable(one["content"], column)
-    return tuple({name: part for name, part in one.items() if part is not None or name == "content"} for one in values)
+        _require(isinstance(one.get("role"), str), f"a message of '{column}' has no 'role' of the right type")
+        try:
+            message = flat(one)
+        except InvalidData as error:
+            what = error.what.removesuffix(".")
+            raise RowProblem(f"in '{column}', {what[0].lower()}{what[1:]}, and text alone is read") from None
+        _encodable(json.dumps(message, ensure_ascii=False, default=str), column)
+        messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
+    return tuple(messages)
 
 
 def _encodable(text: str, column: str) -> str:
