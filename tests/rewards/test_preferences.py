@@ -111,7 +111,7 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
             "the last message of 'chosen' is empty",
         ),
         ({"chosen": [ASKED], "rejected": [ASKED, WRONG]}, "the last message of 'chosen' is not the assistant's"),
-        ({"chosen": [{"text": "4"}], "rejected": [WRONG]}, "a message of 'chosen' has no 'role' or 'content'"),
+        ({"chosen": [{"text": "4"}], "rejected": [WRONG]}, "a message of 'chosen' has no 'role'"),
         ({"prompt": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]}, "a string and a list of messages are mixed"),
         ({"chosen": "4", "rejected": [WRONG]}, "standard and conversational completions are mixed"),
         ({**PAIR, "rejected": "4"}, "the completions are identical"),

@@ -39,11 +39,14 @@ _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 _PROMPT_TOKENS = ("prompt_ids", "prompt_input_ids")
-_PROMPT_COLUMNS = frozenset(
-    ("question", "questions", "query", "instruction", "instructions", "input", "inputs", "problem", "task", "context")
-    + ("system", "system_prompt", "system_message", "user", "user_prompt", "prompts", "history", "messages")
-    + ("conversation", "conversations", "dialog", "dialogue")
-)
+# fmt: off
+_PROMPT_COLUMNS = frozenset((
+    "question", "questions", "query", "instruction", "instructions", "input", "inputs",
+    "problem", "task", "context", "system", "system_prompt", "system_message", "user",
+    "user_prompt", "prompts", "history", "messages", "conversation", "conversations", "dialog",
+    "dialogue",
+))
+# fmt: on
 """Columns that hold a prompt, or a part of it, in data sets of other projects; not read here."""
 
 
@@ -476,7 +479,7 @@ def _has_prompt(comparison: Comparison) -> bool:
 
 def holds_prompt(prompt: str | Sequence[Message] | None, completion: Text) -> bool:
     """Whether a chat's completion begins with its prompt, or with the end of it: it would be read twice."""
-    if prompt is None or isinstance(prompt, str) or not prompt or _form(completion) != "conversational":
+    if not prompt or isinstance(prompt, str) or not completion or _form(completion) != "conversational":
         return False
     said = [_said(message) for message in prompt]
     answered = [_said(message) for message in completion]
@@ -580,7 +583,7 @@ def _messages(values: Any, column: str) -> tuple[Message, ...]:
     _require(are_objects, f"'{column}' is {_type_name(values)}, not a string or a list of messages")
     messages: list[Message] = []
     for one in values:
-        _require(isinstance(one.get("role"), str), f"a message of '{column}' has no 'role' of the right type")
+        _require(isinstance(one.get("role"), str), f"a message of '{column}' has no 'role'")
         try:
             message = flat(one)
         except InvalidData as error:
