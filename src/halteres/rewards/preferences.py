@@ -4,39 +4,31 @@ and split. Texts are never changed."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
-from halteres.files import NOT_JSON
+from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
+from halteres.rewards.preference_files import EXAMPLE, NumberedRows, RowProblem, Source, read_rows
 from halteres.text import Message, flat, text_of
 
 Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
 Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
 OnIdentical = Literal["error", "tie", "drop"]  # what becomes of a row that ranks a text above itself
-Source = str | Path | Iterable[Mapping[str, Any]]
 
-SHIPPED = "halteres/arithmetic-pairs"  # in the package: alone the half to train on, with `:held_out` the other
 MOST_ROWS = 10  # row numbers that are listed of one problem; the rest are counted
 STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
-EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
 IDENTICAL = "the completions are identical"
 PROMPT_TWICE = "the completions hold the prompt, which would be read twice: leave 'prompt' out"
 MIXED = "standard and conversational completions are mixed"
 
-_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 _PROMPT_TOKENS = ("prompt_ids", "prompt_input_ids")
 # fmt: off
@@ -135,7 +127,7 @@ def read_preferences(
             is no row.
         NotFound, InvalidConfig: there is no such file, or it cannot be read here.
     """
-    return _checked(_read(source), on_identical, margin_from)
+    return _checked(read_rows(source), on_identical, margin_from)
 
 
 def read_rewardbench(source: Source) -> Preferences:
@@ -153,7 +145,7 @@ def read_rewardbench(source: Source) -> Preferences:
                 changed[column] = [[{"role": role, "content": text}] for text in value]
         return changed
 
-    found = _read(source)
+    found = read_rows(source)
     return _checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
 
 
@@ -187,115 +179,8 @@ def overlap(train: Preferences, held_out: Preferences) -> str:
     return f"{held_out.source} {row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
 
 
-class RowProblem(Exception):
-    """Why a row cannot be used: goes on after "row 3: "."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NumberedRows:
-    source: str  # the file's name, or "data"
-    digest: str  # SHA-256 of the file, or of the rows as JSON
-    rows: tuple[tuple[int, Any], ...]  # with numbers from 1: of lines in a JSONL file, of places elsewhere
-
-
-def _read(source: Source) -> _NumberedRows:
-    if isinstance(source, Mapping):
-        fix = "Of a data set with several splits hand over one: dataset['train']."
-        why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
-        raise InvalidData("The preference data is one mapping, not rows.", why, fix)
-    found = _from_place(str(source)) if isinstance(source, str | Path) else _from_objects("data", source)
-    if not found.rows:
-        raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
-    return found
-
-
-def _from_place(place: str) -> _NumberedRows:
-    """Of a file by its name's ending, the package, or a data set on the hub."""
-    file = Path(place).expanduser()
-    shipped, _, split = place.partition(":")
-    if shipped == SHIPPED:
-        if split not in ("", "train", "held_out"):
-            raise NotFound(f"{SHIPPED} has no split '{split}'.", next=f"Name {SHIPPED}:train or {SHIPPED}:held_out.")
-        file = Path(__file__).parent / "data" / f"arithmetic_pairs_{split or 'train'}.jsonl"
-    elif (hub := _HUB.fullmatch(place)) and not file.exists() and file.suffix not in _SUFFIXES:
-        missing = f"There is no file {place}; a data set of this name on the Hugging Face hub"
-        datasets = _import_extra("datasets", missing, "name a file: prefs.jsonl")
-        try:
-            return _from_objects(place, datasets.load_dataset(hub["name"], split=hub["split"] or "train"))
-        except Exception as error:  # any of a library's: no network, no such name or split
-            what = f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub."
-            fix = "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl"
-            raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
-    if file.suffix == ".parquet" and file.is_file():
-        parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
-        try:
-            return _from_objects(file.name, parquet.read_table(file).to_pylist())
-        except Exception as error:  # any of the library's
-            raise InvalidData(f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}.") from error
-    return _from_file(file)
-
-
-def _from_file(file: Path) -> _NumberedRows:
-    """Of JSON lines, or a JSON list."""
-    try:
-        content = file.read_bytes()
-        text = content.decode("utf-8-sig")
-    except IsADirectoryError as error:
-        inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
-        why = f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file."
-        fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
-        raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix) from error
-    except FileNotFoundError as error:
-        beside = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else None
-        why = "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
-        fix = f"Did you mean {file.parent / beside}?" if beside else ""
-        raise NotFound(f"There is no file {file}.", why, fix) from error
-    except OSError as error:
-        raise InvalidData(f"{file} cannot be read.", f"{error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise InvalidData(
-            f"{file.name} is not UTF-8 text.", f"Line {line} is the first.", "Save it as UTF-8."
-        ) from error
-    rows: list[tuple[int, Any]] = []
-    if text.lstrip()[:1] == "[":
-        try:
-            rows += enumerate(json.loads(text), 1)
-        except NOT_JSON as error:
-            what = f"{file.name} begins as a JSON list and is none."
-            raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
-        return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except NOT_JSON:
-                rows.append((number, RowProblem("is not JSON")))
-    return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
-
-
-def _from_objects(source: str, objects: Iterable[Any]) -> _NumberedRows:
-    rows = tuple(enumerate(objects, 1))
-    sha = hashlib.sha256()
-    for _, value in rows:
-        sha.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n")
-    return _NumberedRows(source, sha.hexdigest(), rows)
-
-
-def _import_extra(module: str, who: str, instead: str) -> Any:
-    """A module of the extra `hub`."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        what, fix = (
-            f"{who} needs the package `{module.partition('.')[0]}`.",
-            f"pip install 'halteres[hub]', or {instead}",
-        )
-        raise InvalidConfig(what, f"{error}.", fix) from error
-
-
 def _checked(
-    found: _NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
+    found: NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
 ) -> Preferences:
     source = found.source
     comparisons: list[Comparison] = []
@@ -318,9 +203,9 @@ def _checked(
                     dropped.append(number)
                     continue
                 comparison = replace(comparison, ranks=tied_ranks(texts, ranks))
-            comparisons.append(comparison)
             for warning in _warnings_of(row, comparison):
                 odd.setdefault(warning, []).append(number)
+            comparisons.append(comparison)
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
     if problems:
