@@ -301,11 +301,9 @@ def test_completions_that_hold_the_prompt_are_refused(prompt: Any, chosen: Any, 
 
 
 def test_a_prompt_that_is_asked_again_later_is_read() -> None:
-    for prompt, chosen in (
-        ([SYSTEM], [ASKED, RIGHT]),
-        ([ASKED, RIGHT], [ASKED, RIGHT]),
-        ([ASKED], [WRONG, ASKED, RIGHT]),
-    ):
+    before = [said("user", "1 + 1?"), said("assistant", "2")]
+    rows: list[Any] = [([SYSTEM], [ASKED, RIGHT]), (before, [ASKED, RIGHT]), ([ASKED], [WRONG, ASKED, RIGHT])]
+    for prompt, chosen in rows:
         row = {"prompt": prompt, "chosen": chosen, "rejected": [*chosen[:-1], said("assistant", "6")]}
         assert read_preferences([row]).warnings == ()
 
