@@ -14,7 +14,7 @@ from jinja2 import Template, pass_context
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Filter, For, Node
+from jinja2.nodes import Const, Filter, For, Getattr, Getitem, Name, Node, Test
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,6 +31,7 @@ class ChatTemplate:
 
     template: Template
     reads: frozenset[str]  # names of variables that it is given from outside
+    asks_for_content: bool = False  # whether a message's content is null, or there at all
 
     def render(self, /, **variables: Any) -> str:
         """The text for these variables; raises whatever the template does."""
@@ -51,7 +52,17 @@ def _parsed(text: str) -> ChatTemplate:
     reads = frozenset(find_undeclared_variables(tree))
     for loop in tree.find_all(For):
         loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
-    return ChatTemplate(_sandbox().from_string(tree), reads)
+    asks = any(test.name in ("none", "defined") and _is_content(test.node) for test in tree.find_all(Test))
+    return ChatTemplate(_sandbox().from_string(tree), reads, asks)
+
+
+def _is_content(node: Node) -> bool:
+    """Whether an expression is `message.content`, `message["content"]`, or a variable of that name."""
+    match node:
+        case Name(name="content") | Getattr(attr="content") | Getitem(arg=Const(value="content")):
+            return True
+        case _:
+            return False
 
 
 class _Generation(Extension):

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres.errors import Conflict, InvalidConfig, UserError, as_answer, as_http, size_text
 
 HOST = "127.0.0.1"
+
+STALL_S = 10.0  # how long nothing of a body may arrive
+DEADLINE_S = 120.0  # how long a small body may take from first byte to last
+SLOWEST = 256 * 1024  # bytes of a large one that come in each second beyond that
+
+T = TypeVar("T")
 
 LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
 
@@ -181,11 +189,59 @@ class TooLarge(UserError):
     code, status = "too_large", 413
 
 
-async def body_within(request: Request, limit: int, advice: str = "Send less.") -> bytes:
-    """A request's body, of at most `limit` bytes; TooLarge as soon as more has come."""
+class TooSlow(UserError):
+    """A body that did not arrive in time."""
+
+    code, status = "too_slow", 408
+
+
+async def body_within(
+    request: Request,
+    limit: int,
+    advice: str = "Send less.",
+    *,
+    stall_s: float = STALL_S,
+    deadline_s: float = DEADLINE_S,
+) -> bytes:
+    """A request's body, of at most `limit` bytes; TooLarge as soon as more has come.
+
+    TooSlow where nothing of it comes for `stall_s`, or all of it takes longer than `deadline_s` and
+    a second for every SLOWEST bytes.
+    """
+    now = asyncio.get_running_loop().time
+    ends = now() + deadline_s
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise TooLarge("The body is too large.", f"{size_text(limit)} are the limit.", advice)
+    try:
+        async with asyncio.timeout(min(stall_s, deadline_s)) as stalled:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    why = f"{size_text(limit)} are the limit."
+                    raise TooLarge("The body is too large.", why, advice)
+                stalled.reschedule(min(now() + stall_s, ends + len(body) / SLOWEST))
+    except TimeoutError as error:
+        what = f"The body did not arrive in time: {size_text(len(body))} came."
+        why = f"Nothing of it came for {stall_s:g} s, or it took longer than {deadline_s:g} s."
+        raise TooSlow(what, why, "Send it again on a better connection.") from error
     return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns; where the client leaves before, it is cancelled: ClientDisconnect."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(departure(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def departure(request: Request) -> None:
+    """Return when the client is gone: after its body that is all that a client can say."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -9,13 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halteres.errors import InvalidData, NotFound, boundary
+from halteres.errors import InvalidData, NotFound, boundary, shortened
 from halteres.files import UnreadableFile, read_json, read_text
 
 if TYPE_CHECKING:
     from halteres.chat_template import ChatTemplate
 
-Message = Mapping[str, Any]  # {"role": str, "content": str}, further keys go to the template
+Message = Mapping[str, Any]
+"""{"role": str, "content": str, text in parts, or null}; further keys go to the template."""
+
+
+TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
+"""Types of the parts of a message's content that are text, as OpenAI and Anthropic have them."""
 
 TOKENIZER_FILES = (
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt"),
@@ -96,17 +101,20 @@ class Tokenizer:
     def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The chat template's text for these messages; a folder may have a template of its own for chats with tools.
 
+        Content in parts is rendered as their text. Content that is null or missing is an empty text, but for a template
+        that asks for it.
+
         Raises:
-            InvalidData: the folder has no template, or the template refuses the messages.
+            InvalidData: the folder has no template, a message holds what is no text, or the template refuses the
+                messages.
         """
         found = self._template(with_tools=bool(extra.get("tools")))
         if found is None:
             what = f"The tokenizer in {self.folder} has no chat template."
             raise InvalidData(what, next="Send a plain prompt instead.")
+        chat = [_rendered_message(message, found) for message in messages]
         try:
-            return found.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self.specials, **extra
-            )
+            return found.render(messages=chat, add_generation_prompt=add_generation_prompt, **self.specials, **extra)
         except Exception as error:
             raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
 
@@ -130,6 +138,53 @@ class Tokenizer:
 def load_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer of a model folder; read once per process."""
     return Tokenizer(Path(folder))
+
+
+def flat(message: Message) -> dict[str, Any]:
+    """A message with its content as one text; null stays null. InvalidData: it has no role, or holds what is no text.
+
+    >>> flat({"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]})
+    {'role': 'user', 'content': 'What is 1 + 1?'}
+    """
+    if not isinstance(message.get("role"), str):
+        raise InvalidData("A message has no role.", next="Send role and content.")
+    if message.get("content") is None:
+        return dict(message)
+    return {**message, "content": text_of(message["content"])}
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a text, null, or parts. InvalidData: a part is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else [content]
+    return "".join(_text_of_part(part) for part in parts)
+
+
+def _text_of_part(part: Any) -> str:
+    kind, text = type(part).__name__, None
+    if isinstance(part, Mapping):
+        kind = str(part.get("type") or "text")
+        if kind in TEXT_PARTS:
+            text = part.get("refusal" if kind == "refusal" else "text")
+    if isinstance(text, str):
+        return text
+    raise InvalidData(
+        f"A message holds a part of type '{shortened(kind)}'.",
+        "The model reads text only: no images, audio or files.",
+        "Send parts of type text.",
+    )
+
+
+def _rendered_message(message: Message, template: ChatTemplate) -> Message:
+    if not isinstance(message, Mapping):
+        raise InvalidData("A message is no object.", next="Send role and content.")
+    content = message.get("content")
+    if content is None and template.asks_for_content:
+        return message
+    return {**message, "content": text_of(content)}
 
 
 def beginning(text: str, words: Sequence[str]) -> int:

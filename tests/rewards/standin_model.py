@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +34,17 @@ class StandIn:
     gate: threading.Event = field(default_factory=threading.Event)
     inside: threading.Event = field(default_factory=threading.Event)
     computed: list[int] = field(default_factory=list)
+    wanted: list[bool] = field(default_factory=list)  # whether a client still waited for each one
 
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def score_each(self, texts: Sequence[Scorable]) -> list[Score | InvalidData]:
+    def score_each(
+        self, texts: Sequence[Scorable], are_wanted: Callable[[], bool] = lambda: True
+    ) -> list[Score | InvalidData]:
         self.inside.set()
         assert self.gate.wait(10)
+        self.wanted.append(are_wanted())
         self.computed.append(len(texts))
         return [_score(text) for text in texts]
 

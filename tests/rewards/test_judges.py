@@ -16,7 +16,7 @@ from environments.fakes import serving
 
 from halteres.rewards.components import JudgeSpec, RewardSpec, read_rubric
 from halteres.rewards.functions import Sample
-from halteres.rewards.judges import Judge, NoGrade
+from halteres.rewards.judges import Judge, NoGrade, last_object
 from halteres.rewards.reward_list import RewardList
 
 RUBRIC = read_rubric([{"name": "right", "text": "Is it right?", "choices": ["no", "nearly", "yes"]}])
@@ -147,6 +147,60 @@ async def test_a_question_is_counted_once_however_it_was_answered() -> None:
     counts = judge.taken_counts()
     assert (counts["read"], counts["cached"]) == (2, 1)
     assert "failed" not in counts and "unreadable" not in counts
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'The box \\boxed{4} settles it.\n{"reason": "right", "verdict": "A"}',
+        '<think>Is it {"verdict": "B"}? No.</think>\n{"reason": "right", "verdict": "A"}',
+        'Is it {"verdict": "B"}? No.</think>{"verdict": "A"}',
+        '{"reason": "\\(4\\) is right", "verdict": "A"}',
+        '{"reason": "\\frac{1}{2}\\, and \\text{km}, C:\\users", "verdict": "A"}',
+        '{"reason": "right", "verdict": "A",}',
+        '{"reasons": ["right", "short",],\n"verdict": "A",\n}',
+        '{"reason": "line one\nline\ttwo", "verdict": "A"}',
+        '```json\n{"reason": "a set {1, 2}", "verdict": "A"}\n```\nThe set {1, 2} it is.',
+        '{"reason": "It says {\\"verdict\\": \\"B\\"}, and errs.", "verdict": "A"}',
+        '[{"answer": {"reason": "right", "verdict": "A"}}]',
+        '{"verdict": "A", "of_the_other": {"verdict": "B"}}',
+        'At first {"verdict": "B"}; then {"verdict": "A"} {"note": "done"}',
+    ],
+)
+def test_the_verdict_is_the_last_object_that_has_one(said: str) -> None:
+    assert last_object(said, "verdict")["verdict"] == "A"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '<think>Perhaps {"verdict": "B"}, but',
+        '{"verdict": "B"} or rather {"reason": "it says "4"", "verdict": "A"}',
+        '{"reason": "it says {"verdict": "B"}", "verdict": "A"} {"note": "done"}',
+        '{"verdict": "B"} or {"reason": "cut off", "verdict": ',
+        "{'verdict': 'A'}",
+        '{"a":' * 20_000,
+        '{"a":"' * 20_000,
+        '{"verdict": "A"} ' * 2_000,
+    ],
+)
+def test_a_verdict_that_may_not_be_the_last_is_none(said: str) -> None:
+    assert last_object(said, "verdict") == {}
+
+
+async def test_a_ranking_is_read_behind_braces_of_other_kinds() -> None:
+    said = 'Thinking of {1, 2} and {"ranking": "?"}:\n{"reason": "\\boxed{2}", "ranking": [2, 1,],}'
+    async with judged(lambda _: said) as (judge, one):
+        assert await judge.relative_values([sample("a"), sample("b")]) == [0.5, 0.5]
+    assert judge.taken_counts()["read"] == 2 and len(one.requests) == 2
+
+
+async def test_a_judge_is_shown_the_text_of_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
+    async with judged(lambda _: '{"verdict": "C"}') as (judge, one):
+        answer = Sample(prompt=({"role": "user", "content": parts},), completion=({"role": "a", "content": parts},))
+        await judge.grade(RUBRIC, answer)
+    assert all("It is 4." in prompt and "'type'" not in prompt for prompt in one.prompts)
 
 
 @pytest.mark.parametrize("nonsense", ["Great answer!", '{"verdict": "Z"}', '{"verdict": ["A"]}', "{" * 5000, "[]", ""])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
+from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.preferences import MarginFrom, hold_out, overlap, read_preferences
 
 ULTRAFEEDBACK = Path(__file__).parent / "data" / "ultrafeedback_shape.jsonl"
@@ -111,7 +110,7 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
             "the last message of 'chosen' is empty",
         ),
         ({"chosen": [ASKED], "rejected": [ASKED, WRONG]}, "the last message of 'chosen' is not the assistant's"),
-        ({"chosen": [{"text": "4"}], "rejected": [WRONG]}, "a message of 'chosen' has no 'role' or 'content'"),
+        ({"chosen": [{"text": "4"}], "rejected": [WRONG]}, "a message of 'chosen' has no 'role'"),
         ({"prompt": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]}, "a string and a list of messages are mixed"),
         ({"chosen": "4", "rejected": [WRONG]}, "standard and conversational completions are mixed"),
         ({**PAIR, "rejected": "4"}, "the completions are identical"),
@@ -176,64 +175,149 @@ def test_identical_completions_become_a_tie_or_are_dropped_on_request(policy: An
         assert read_preferences([group], on_identical="tie").comparisons[0].ranks == (0, 1, 0)
 
 
+PARTS = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
+IMAGE = {"type": "image_url", "image_url": {"url": "http://example.org/four.png"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (PARTS, "It is 4."),
+        ([{"text": "It is 4."}], "It is 4."),
+        ([{"type": "output_text", "text": "It is 4."}], "It is 4."),
+        ([{"type": "text", "text": "It is 4.", "image_url": None}], "It is 4."),
+        ({"type": "text", "text": "It is 4."}, "It is 4."),
+        ([{"type": "refusal", "refusal": "No."}], "No."),
+    ],
+)
+def test_content_in_parts_is_read_as_their_text(content: Any, text: str) -> None:
+    rows = [{"prompt": [ASKED], "chosen": [{"role": "assistant", "content": content}], "rejected": [WRONG]}]
+    rows.append({**rows[0], "prompt": [{"role": "user", "content": content}]})
+    first, second = read_preferences(rows).comparisons
+    assert first.completions[0] == (said("assistant", text),)
+    assert second.prompt == (said("user", text),)
+
+
+@pytest.mark.parametrize(
+    "part", [IMAGE, {"type": "input_audio"}, {"type": "text", "text": 4}, {"type": "text"}, "4", 4, None, ["4"]]
+)
+@pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
+def test_a_part_that_is_no_text_is_refused_by_its_row(part: Any, column: str) -> None:
+    row: dict[str, Any] = {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]}
+    (message,) = row[column]
+    bad = {**row, column: [{**message, "content": [{"type": "text", "text": "so"}, part]}]}
+    error = refusal([row, bad])
+    assert [one["rows"] for one in error.details["problems"]] == [[2]]
+    assert f"'{column}'" in error.why
+
+
+def test_content_that_is_null_stays_so_next_to_calls_and_is_empty_elsewhere() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    row = {"prompt": [ASKED, call], "chosen": [RIGHT], "rejected": [WRONG]}
+    (one,) = read_preferences([row]).comparisons
+    assert one.prompt == (ASKED, call)
+    error = refusal([{**row, "chosen": [{"role": "assistant", "content": None}]}])
+    assert "the last message of 'chosen' is empty" in error.why
+
+
+def test_half_of_a_surrogate_pair_is_refused_wherever_a_message_holds_it() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "\ud83d"}}]}
+    error = refusal([{"prompt": [ASKED], "chosen": [RIGHT], "rejected": [call]}])
+    assert "half of a surrogate pair" in error.why
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"system": "Be brief.", "Question": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"instruction": "Add.", "input": "2 + 2", "completions": ["4", "5"], "ranks": [0, 1]},
+        {"question": "2 + 2?", "completions": ["2 + 2 is", "4."], "labels": [True, True]},
+        {"question": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]},
+        {"messages": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
+        {"conversations": [{"from": "human", "value": "2 + 2?"}], "chosen": "4", "rejected": "5"},
+        {"history": ["1 + 1?", "2"], "chosen": "4", "rejected": "5"},
+    ],
+)
+def test_a_prompt_in_a_column_that_is_not_read_is_refused(row: Any) -> None:
+    """TRL drops such columns, and trains on answers alone."""
+    error = refusal([row])
+    (problem,) = error.details["problems"]
+    assert problem["rows"] == [1] and "not read" in problem["problem"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**PAIR, "system": "Be brief."},
+        {"system": "Be brief.", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+        {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG], "context": "sums"},
+    ],
+)
+def test_a_part_of_a_prompt_that_is_not_read_is_warned_of(row: Any) -> None:
+    (warning,) = read_preferences([row, {**row, "weight": 2.0, "kind": "again"}]).warnings[:1]
+    assert "rows 1, 2" in warning and "not read" in warning
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "2 + 2?", "chosen": "Human: 2  +\n2? Assistant: 4", "rejected": "Human: 2 + 2? Assistant: 5"},
+        {**PAIR, "question": "2 + 2?", "input": "", "system": None, "history": []},
+        {**PAIR, "source": "a data set", "task_id": "t7", "written_by": "a person"},
+        {"messages": [ASKED, RIGHT], "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+        {"context": 7, "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+    ],
+)
+def test_columns_that_hold_no_other_prompt_are_left_alone(row: Any) -> None:
+    assert read_preferences([row]).warnings == ()
+
+
+def test_a_prompts_tokens_are_the_first_of_each_side() -> None:
+    pair = {"chosen_ids": [30, 31, 5], "rejected_ids": [30, 31, 6]}
+    assert read_preferences([{**pair, "prompt_ids": [30, 31]}]).comparisons[0].completions[0] == (30, 31, 5)
+    error = refusal([{**pair, "prompt_ids": [30, 32]}, {"prompt_input_ids": [30], **pair, "chosen_ids": [5]}])
+    assert [one["rows"] for one in error.details["problems"]] == [[1], [2]]
+
+
+SYSTEM = said("system", "Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [
+        ([ASKED], [ASKED, RIGHT], [ASKED, WRONG]),
+        ([ASKED], [RIGHT], [ASKED, WRONG]),
+        ([SYSTEM, ASKED], [ASKED, RIGHT], [ASKED, WRONG]),
+        ([ASKED], [SYSTEM, ASKED, RIGHT], [SYSTEM, ASKED, WRONG]),
+        ([SYSTEM], [SYSTEM, ASKED, RIGHT], [SYSTEM, ASKED, WRONG]),
+        ([ASKED, RIGHT], [ASKED, RIGHT, ASKED, RIGHT], [ASKED, RIGHT, ASKED, WRONG]),
+        ([{"role": "user", "content": [{"type": "text", "text": "2 + 2? "}]}], [ASKED, RIGHT], [ASKED, WRONG]),
+    ],
+)
+def test_completions_that_hold_the_prompt_are_refused(prompt: Any, chosen: Any, rejected: Any) -> None:
+    error = refusal([{"prompt": prompt, "chosen": chosen, "rejected": rejected}])
+    assert [one["rows"] for one in error.details["problems"]] == [[1]]
+
+
+def test_a_prompt_that_is_asked_again_later_is_read() -> None:
+    before = [said("user", "1 + 1?"), said("assistant", "2")]
+    rows: list[Any] = [([SYSTEM], [ASKED, RIGHT]), (before, [ASKED, RIGHT]), ([ASKED], [WRONG, ASKED, RIGHT])]
+    for prompt, chosen in rows:
+        row = {"prompt": prompt, "chosen": chosen, "rejected": [*chosen[:-1], said("assistant", "6")]}
+        assert read_preferences([row]).warnings == ()
+
+
+def test_strings_that_begin_with_their_prompt_are_warned_of() -> None:
+    row = {"prompt": "2 + 2? ", "chosen": "2 + 2? 4", "rejected": "2 + 2? 5"}
+    (warning,) = read_preferences([row, {**PAIR, "prompt": "3 + 1?"}]).warnings
+    assert "row 1:" in warning and "twice" in warning
+
+
 def test_repeated_rows_are_told() -> None:
     assert read_preferences([PAIR, PAIR, {**PAIR, "chosen": "four"}]).warnings == (
         "data row 2: the same as a row before.",
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind", "sentence"),
-    [
-        ("a.jsonl", b"", InvalidData, "a.jsonl holds no row."),
-        ("a.json", b"[]", InvalidData, "a.json holds no row."),
-        ("a.json", b"[{", InvalidData, "a.json begins as a JSON list and is none."),
-        ("a.json", b'[\n"\xff"]', InvalidData, "a.json is not UTF-8 text. Line 2 is the first."),
-        ("a.jsonl", b'{"chosen": "\xe9", "rejected": "e"}', InvalidData, "a.jsonl is not UTF-8 text. Line 1"),
-        ("a.jsonl", json.dumps(PAIR).encode("utf-16"), InvalidData, "a.jsonl is not UTF-8 text. Line 1"),
-        ("a.jsonl", b"[" * 100_000, InvalidData, "a.jsonl begins as a JSON list and is none."),
-        ("b.jsonl", None, NotFound, "a.jsonl?"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, name: str, content: bytes | None, kind: type[HalteresError], sentence: str
-) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"")
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(kind) as raised:
-        read_preferences(tmp_path / name)
-    assert sentence in raised.value.sentence
-
-
-def test_a_folder_is_refused_with_the_files_in_it(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text("{}")
-    with pytest.raises(InvalidData, match=r"is a folder.*Name one of them: .*train\.jsonl"):
-        read_preferences(tmp_path)
-
-
-def test_lines_a_list_and_a_file_with_a_mark_of_its_encoding_are_the_same_rows(tmp_path: Path) -> None:
-    rows = [PAIR, {**PAIR, "chosen": "vier\u2028"}]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
-    (tmp_path / "b.json").write_text(json.dumps(rows, indent=2), encoding="utf-8-sig")
-    lines, listed, objects = (read_preferences(it) for it in (tmp_path / "a.jsonl", tmp_path / "b.json", rows))
-    assert lines.comparisons == listed.comparisons == objects.comparisons
-
-
-def test_a_data_set_with_several_splits_is_refused_with_their_names() -> None:
-    with pytest.raises(InvalidData, match=r"'train', 'test'.*dataset\['train'\]"):
-        read_preferences({"train": [PAIR], "test": [PAIR]})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("place", "module"), [("prefs.parquet", "pyarrow.parquet"), ("owner/name", "datasets")])
-def test_what_needs_an_extra_says_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, module: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("prefs.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with pytest.raises(InvalidConfig, match=r"pip install 'halteres\[hub\]'"):
-        read_preferences(place)
 
 
 def rows_of_prompts(count: int) -> list[dict[str, Any]]:

@@ -138,9 +138,9 @@ async def test_tools_and_template_arguments_reach_the_model(client: RewardClient
     seen: list[Scorable] = []
     score_each = model.score_each
 
-    def watched(texts: Sequence[Scorable]) -> Any:
+    def watched(texts: Sequence[Scorable], are_wanted: Any) -> Any:
         seen.extend(texts)
-        return score_each(texts)
+        return score_each(texts, are_wanted)
 
     model.score_each = watched
     tool = {"type": "function"}

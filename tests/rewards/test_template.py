@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from halteres.models import TINY, builtin_path
 from halteres.rewards.model_folder import ScoringTemplate, padding_token, template_for
 from halteres.rewards.preferences import Comparison
 from halteres.scores import Scorable
-from halteres.text import Tokenizer
+from halteres.text import Message, Tokenizer
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -72,6 +74,24 @@ def test_a_text_in_another_form_is_put_into_the_models_own_and_it_is_told(tokeni
     assert joined.converted
 
 
+def test_content_in_parts_or_null_is_its_text_in_both_forms(tokenizer: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    chat = [{"role": "user", "content": parts}, call, {"role": "tool", "content": "4"}]
+    plain = [{"role": "user", "content": "It is 4."}, {**call, "content": ""}, {"role": "tool", "content": "4"}]
+    for form in ("standard", "conversational"):
+        template = template_for(tokenizer, form=form)
+        cut = template_for(tokenizer, form=form, max_length=8)
+        for one in (template, cut):
+            odd = one.render(tokenizer, Scorable(prompt=chat, completion=[{"role": "assistant", "content": parts}]))
+            even = one.render(
+                tokenizer, Scorable(prompt=plain, completion=[{"role": "assistant", "content": "It is 4."}])
+            )
+            assert odd == even and odd.ended_with_eos
+        with pytest.raises(InvalidData):
+            template.render(tokenizer, [{"role": "assistant", "content": [{"type": "image"}]}])
+
+
 def test_token_ids_pass_as_they_are(tokenizer: Tokenizer) -> None:
     template = template_for(tokenizer)
     row = Comparison(completions=((5, 6, 7), (5, 8)), ranks=(0, 1))
@@ -86,6 +106,54 @@ def test_keep_end_drops_the_oldest_messages_and_keeps_the_system_message(tokeniz
     rendered = template.render(tokenizer, CHAT)
     assert list(rendered.tokens) == tokenizer.apply_chat_template(shortened, add_generation_prompt=False)
     assert rendered.num_lost == whole - fits
+
+
+def test_a_long_chat_is_rendered_a_few_times_and_not_once_for_each_message(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+    render = tokenizer.render
+
+    def counted(messages: Sequence[Message], **options: Any) -> str:
+        rendered.append(len(messages))
+        return render(messages, **options)
+
+    monkeypatch.setattr(tokenizer, "render", counted)
+    roles = ("user", "assistant")
+    chat = [{"role": roles[number % 2], "content": f"This is message {number}."} for number in range(1200)]
+    cut = template_for(tokenizer, max_length=64).render(tokenizer, chat)
+    assert 32 < len(cut.tokens) <= 64
+    assert len(rendered) <= 13 and sum(rendered) <= 3 * len(chat)
+
+
+ALTERNATING = (
+    "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('users and assistants alternate') }}{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+)
+NONE_SHORTER = "{% if messages | length < 9 %}{{ raise_exception('too few') }}{% endif %}" + ALTERNATING
+
+
+@pytest.mark.parametrize("jinja", [None, ALTERNATING, NONE_SHORTER])
+@pytest.mark.parametrize("max_length", [2, 5, 9, 17, 33, 65, 129])
+def test_the_fewest_oldest_messages_are_dropped_that_the_template_lets_go(
+    tmp_path: Path, jinja: str | None, max_length: int
+) -> None:
+    """As when every place is tried, one after another."""
+    one = changed(tmp_path / "model")
+    if jinja is not None:
+        (tmp_path / "model" / "chat_template.jinja").write_text(jinja, encoding="utf-8")
+        one = Tokenizer(tmp_path / "model")
+    template = template_for(one, max_length=max_length)
+    chat = [{"role": "user", "content": "w " * (5 * place % 13)} for place in range(14)]
+    for place in range(1, 14, 2):
+        chat[place]["role"] = "assistant"
+    whole = one.apply_chat_template(chat, add_generation_prompt=False)
+    shorter: list[list[int]] = [whole]
+    for oldest in range(1, len(chat)):
+        with suppress(InvalidData):
+            shorter.append(one.apply_chat_template(chat[oldest:], add_generation_prompt=False))
+    expected = next((tokens for tokens in shorter if len(tokens) <= max_length), shorter[-1])
+    assert list(template.render(one, chat).tokens) == expected[-max_length:]
 
 
 def test_keep_end_then_cuts_from_the_left_so_that_the_end_token_survives(tokenizer: Tokenizer) -> None:

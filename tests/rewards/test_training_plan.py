@@ -9,24 +9,30 @@ from typing import Any
 
 import pytest
 
-from halteres.errors import HalteresError, InvalidConfig
+from halteres.errors import HalteresError, InvalidConfig, InvalidData
 from halteres.models import builtin_path
 from halteres.rewards import RewardConfig
-from halteres.rewards.model_folder import RewardFile, ScoringTemplate, write_reward_file
-from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan
+from halteres.rewards.model_folder import RewardFile, ScoringTemplate, template_for, write_reward_file
+from halteres.rewards.preferences import read_preferences
+from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan, render_rows
+from halteres.text import Tokenizer
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
 STEPS = {"prompt": "2 + 2?", "completions": ["It is", "4."], "labels": [True, False]}
+
+
+def tiny() -> Path:
+    base = builtin_path("halteres/tiny")
+    assert base is not None
+    return base
 
 
 def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **settings: Any) -> Forecast:
     files = {"data": rows, **({} if held_out is None else {"eval_data": held_out})}
     for name, found in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
-    base = builtin_path("halteres/tiny")
-    assert base is not None
     places = {name: str(folder / f"{name}.jsonl") for name in files}
-    return forecast(read_plan(None, {"model": "halteres/tiny", **places, **settings}), base)
+    return forecast(read_plan(None, {"model": "halteres/tiny", **places, **settings}), tiny())
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,49 @@ def test_what_the_training_could_not_use_is_refused(
 def test_rows_that_teach_nothing_are_told_and_not_counted(tmp_path: Path) -> None:
     found = planned(tmp_path, [PAIR, {**PAIR, "prompt": "?", "weight": 0}])
     assert found.num_rows == 1 and "rows that teach nothing, ties alone or of weight 0: 1" in " ".join(found.warnings)
+
+
+ENDS = "and so on, and so on, " * 8
+CUT_TO_THE_SAME = {"prompt": "2 + 2?", "chosen": f"It is 4, {ENDS}", "rejected": f"It is 5, {ENDS}"}
+
+
+def test_pairs_that_are_cut_to_the_same_tokens_are_refused_by_their_rows(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData) as raised:
+        planned(tmp_path, [PAIR, CUT_TO_THE_SAME], max_length=32)
+    (problem,) = raised.value.details["problems"]
+    assert problem["rows"] == [2] and "row 2" in raised.value.why
+    with pytest.raises(InvalidData):
+        planned(tmp_path, [PAIR], [PAIR, CUT_TO_THE_SAME], max_length=32)
+    assert planned(tmp_path, [PAIR, CUT_TO_THE_SAME], max_length=512).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "tie_policy", "num_rows"), [("tie", "soft", 2), ("drop", "soft", 1), ("tie", "drop", 1)]
+)
+def test_pairs_that_are_cut_to_the_same_tokens_become_ties_or_are_dropped_on_request(
+    tmp_path: Path, policy: str, tie_policy: str, num_rows: int
+) -> None:
+    rows = [PAIR, CUT_TO_THE_SAME]
+    found = planned(tmp_path, rows, max_length=32, on_identical=policy, tie_policy=tie_policy)
+    (warning,) = found.warnings
+    assert found.num_rows == num_rows and "rows: 2)" in warning
+    with pytest.raises(InvalidData, match="is left to train on"):
+        planned(tmp_path, [CUT_TO_THE_SAME], max_length=32, on_identical="drop")
+
+
+def test_what_is_cut_to_the_same_tokens_keeps_its_other_ranks_and_its_labels(tmp_path: Path) -> None:
+    tokenizer, soft = Tokenizer(tiny()), "soft"
+    template = template_for(tokenizer, max_length=32)
+    texts = [CUT_TO_THE_SAME["chosen"], "It is 6.", CUT_TO_THE_SAME["rejected"]]
+    group = {"prompt": "2 + 2?", "completions": texts, "ranks": [0, 1, 2]}
+    ((ranked, _),) = render_rows(read_preferences([group], on_identical="tie"), template, tokenizer, soft).rows
+    assert ranked.ranks == (0, 1, 0)
+    start = template_for(tokenizer, max_length=32, truncation="keep_start")
+    steps = {"prompt": "2 + 2?", "completions": [ENDS, "It is 4.", "It is 5."], "labels": [True, True, False]}
+    with pytest.raises(InvalidData):
+        render_rows(read_preferences([steps]), start, tokenizer, soft)
+    ((kept, _),) = render_rows(read_preferences([steps], on_identical="tie"), start, tokenizer, soft).rows
+    assert kept.labels == (True, True, False)
 
 
 def test_a_reward_model_of_one_score_takes_no_rows_of_objectives(tmp_path: Path) -> None:

@@ -119,9 +119,52 @@ def test_a_template_cannot_leave_its_sandbox(folder: Path, tmp_path: Path, templ
 
 
 def test_broken_messages_are_a_typed_error(folder: Path, tmp_path: Path) -> None:
-    tokenizer = _copy_with_template(folder, tmp_path, "{% for m in messages %}{{ 'a' + m['content'] }}{% endfor %}")
+    tokenizer = _copy_with_template(folder, tmp_path, "{% for m in messages %}{{ m.content + m.name }}{% endfor %}")
+    broken: list[Any] = [
+        {"role": "user", "content": 3},
+        "Hello",
+        None,
+        {"content": [{"type": "image"}]},
+        {"content": [4]},
+    ]
+    for message in broken:
+        with pytest.raises(InvalidData):
+            tokenizer.render([message])
     with pytest.raises(InvalidData, match="refused the messages"):
-        tokenizer.render([{"role": "user", "content": 3}])
+        tokenizer.render([{"role": "user", "content": "a"}])
+
+
+PARTS = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 2?"}]
+
+
+@pytest.mark.parametrize("content", [PARTS, tuple(PARTS), [{"text": "What is 2 + 2?"}], PARTS[:1] + PARTS[1:]])
+def test_content_in_parts_is_rendered_as_its_text(ours: Tokenizer, content: Any) -> None:
+    whole = ours.render([{"role": "user", "content": "What is 2 + 2?"}])
+    assert ours.render([{"role": "user", "content": content}]) == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[]"),
+        ("{% for m in messages %}{{ '[' + m['content'] + ']' }}{% endfor %}", "[]"),
+        ("{% for m in messages %}{% if m['content'] is none %}call{% endif %}{% endfor %}", "call"),
+        ("{% for m in messages %}{% if m.content is not none %}said{% else %}call{% endif %}{% endfor %}", "call"),
+        (
+            "{% for m in messages %}{% if m.content is defined and m.content is none %}call{% endif %}{% endfor %}",
+            "call",
+        ),
+        (
+            "{% for m in messages %}{% set content = m.content %}{% if content is none %}call{% endif %}{% endfor %}",
+            "call",
+        ),
+    ],
+)
+def test_content_that_is_null_is_an_empty_text_but_for_a_template_that_asks(
+    folder: Path, tmp_path: Path, template: str, text: str
+) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": []}
+    assert _copy_with_template(folder, tmp_path, template).render([message]) == text
 
 
 def test_a_folder_without_a_template_says_so(folder: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from halteres.rewards.panel import PANEL, PROXY
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import Draw, rolling_out
+from halteres.text import text_of
 from halteres.types import FailedRollout, Trajectory
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,10 @@ class Answer:
         """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
         trajectory, prompt = self.trajectory, self.chat.prompt
         first, *others = self.chat.completion
-        texts = [str(first["content"]), *(f"[{one['role']}]\n{one.get('content', '')}" for one in others)]
+        later = [f"[{one['role']}]\n{text_of(one.get('content'))}" for one in others]
+        texts = [text_of(first.get("content")), *later]
         return {
-            "prompt": str(prompt[-1]["content"]) if prompt else "",
+            "prompt": text_of(prompt[-1].get("content")) if prompt else "",
             "completion": "\n\n".join(texts),
             "score": trajectory.score,
             "temperature": temperature,

@@ -27,7 +27,7 @@ from halteres.rewards.functions import Sample
 from halteres.rollouts.chat import Chat
 from halteres.rollouts.rng import episode_rng, one_rollout
 from halteres.rollouts.sampler import ContextOverflow
-from halteres.text import Message
+from halteres.text import Message, text_of
 from halteres.tool_calls import ToolCall, read_calls
 from halteres.types import Outcome, StopReason, Trajectory, Turn
 
@@ -254,6 +254,6 @@ def _new_part(fresh: Sequence[dict[str, Any]], before: Sequence[Message]) -> lis
     """A fresh chat's last message, without the lines with which the one before it began, too."""
     if not fresh or not before:
         return list(fresh)
-    text = str(fresh[-1].get("content", ""))
-    shared = len(commonprefix([str(before[-1].get("content", "")), text]))
+    text = text_of(fresh[-1].get("content"))
+    shared = len(commonprefix([text_of(before[-1].get("content")), text]))
     return [{**fresh[-1], "content": text[text.rfind("\n", 0, shared + 1) + 1 :]}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -24,7 +24,7 @@ from halteres.models.shape import NotWhole, is_classifier, num_outputs_of, read_
 from halteres.rewards.components import problems_of
 from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
-from halteres.text import Message, Tokenizer
+from halteres.text import Message, Tokenizer, text_of
 
 Device = Literal["auto", "cpu", "cuda"]  # where a reward model computes; `auto`: a GPU where there is one
 Side = Literal["chosen", "both"]  # whose mean score an offset is
@@ -101,15 +101,16 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         if self.truncation != "keep_end" or self.max_length is None or len(tokens) <= self.max_length:
             return self._cut(tokens, 0, ending)
         num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), 0)
-        rest = tokens
-        for oldest in range(num_system + 1, len(messages)):
+
+        def without(oldest: int) -> tuple[int, ...] | None:
+            """The chat from this message on, behind the system's; None: the template refuses it."""
+            newer = [*messages[:num_system], *messages[oldest:]]
             try:
-                newer = [*messages[:num_system], *messages[oldest:]]
-                rest = tuple(tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments))
-            except InvalidData:  # a template may insist on a user's message first
-                continue
-            if len(rest) <= self.max_length:
-                break
+                return tuple(tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments))
+            except InvalidData:  # it may insist on a user's message first
+                return None
+
+        rest = _longest_within(self.max_length, without, range(num_system + 1, len(messages))) or tokens
         return replace(self._cut(rest, 0, ending), num_lost=len(tokens) - min(len(rest), self.max_length))
 
     def _cut(self, tokens: tuple[int, ...], num_first: int, ending: tuple[int, ...]) -> Rendered:
@@ -291,8 +292,41 @@ def _is_tokens(text: Any) -> bool:
     return not isinstance(text, str) and len(text) > 0 and isinstance(text[0], int)
 
 
+def _longest_within(
+    most: int, without: Callable[[int], tuple[int, ...] | None], places: range
+) -> tuple[int, ...] | None:
+    """The chat from the first of these places from which it has at most so many tokens.
+
+    It is searched by halving: from a later place there are fewer tokens. Where none is that short,
+    the chat from the last place that the template accepts; None: it accepts none.
+    """
+    fitting: tuple[int, ...] | None = None
+    shortest: tuple[int, ...] | None = None
+    first, end = places.start, places.stop
+    while first < end:
+        middle = (first + end) // 2
+        place, tokens = _first_accepted(without, range(middle, end))
+        if tokens is None:
+            end = middle
+        elif len(tokens) <= most:
+            fitting, end = tokens, middle
+        else:
+            shortest, first = tokens, place + 1
+    return fitting or shortest
+
+
+def _first_accepted(
+    without: Callable[[int], tuple[int, ...] | None], places: range
+) -> tuple[int, tuple[int, ...] | None]:
+    for place in places:
+        tokens = without(place)
+        if tokens is not None:
+            return place, tokens
+    return places.stop, None
+
+
 def _contents(messages: Sequence[Message]) -> str:
-    return "".join(str(one.get("content") or "") for one in messages)
+    return "".join(text_of(one.get("content")) for one in messages)
 
 
 def names_of(folders: Sequence[Path]) -> dict[str, Path]:

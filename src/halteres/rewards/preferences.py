@@ -4,39 +4,42 @@ and split. Texts are never changed."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
-from halteres.files import NOT_JSON
+from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
-from halteres.text import Message
+from halteres.rewards.preference_files import EXAMPLE, NumberedRows, RowProblem, Source, read_rows
+from halteres.text import Message, flat, text_of
 
 Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
 Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
 OnIdentical = Literal["error", "tie", "drop"]  # what becomes of a row that ranks a text above itself
-Source = str | Path | Iterable[Mapping[str, Any]]
 
-SHIPPED = "halteres/arithmetic-pairs"  # in the package: alone the half to train on, with `:held_out` the other
 MOST_ROWS = 10  # row numbers that are listed of one problem; the rest are counted
 STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
-EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
 IDENTICAL = "the completions are identical"
+PROMPT_TWICE = "the completions hold the prompt, which would be read twice: leave 'prompt' out"
 MIXED = "standard and conversational completions are mixed"
 
-_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 _TOKEN_COLUMNS = (("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
+_PROMPT_TOKENS = ("prompt_ids", "prompt_input_ids")
+# fmt: off
+_PROMPT_COLUMNS = frozenset((
+    "question", "questions", "query", "instruction", "instructions", "input", "inputs",
+    "problem", "task", "context", "system", "system_prompt", "system_message", "user",
+    "user_prompt", "prompts", "history", "messages", "conversation", "conversations", "dialog",
+    "dialogue",
+))
+# fmt: on
+"""Columns that hold a prompt, or a part of it, in data sets of other projects; not read here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,7 @@ class Preferences:
     source: str  # the file's name, or "data"
     digest: str  # SHA-256 of what was read
     warnings: tuple[str, ...] = ()  # what was dropped or is odd, with its first row numbers
+    on_identical: OnIdentical = "error"  # asked for, of rows whose texts are the same once they are cut, too
 
     @property
     def form(self) -> Form:
@@ -113,7 +117,8 @@ def read_preferences(
             `ranks` (the lowest is the best) or `scores` (the highest is), or lists in `chosen` and `rejected`, all of
             one list ranked alike; or the steps of one completion: `completions` with `labels`, true, false, or null
             for a step that is not judged. Optional: `margin`, `weight`, `kind` (or `subset`), `objective`, `tie`,
-            `tools`, `chat_template_kwargs`, `id`. Other columns are left alone.
+            `tools`, `chat_template_kwargs`, `id`. Content of messages is a text, null, or parts of text. Other columns
+            are left alone, but not without a word where they hold a prompt that is in none of the row's texts.
         on_identical: what to do with a row that prefers a text to itself.
         margin_from: the columns of scores that margins are made of; they go before a column `margin`.
 
@@ -122,7 +127,7 @@ def read_preferences(
             is no row.
         NotFound, InvalidConfig: there is no such file, or it cannot be read here.
     """
-    return _checked(_read(source), on_identical, margin_from)
+    return _checked(read_rows(source), on_identical, margin_from)
 
 
 def read_rewardbench(source: Source) -> Preferences:
@@ -140,7 +145,7 @@ def read_rewardbench(source: Source) -> Preferences:
                 changed[column] = [[{"role": role, "content": text}] for text in value]
         return changed
 
-    found = _read(source)
+    found = read_rows(source)
     return _checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
 
 
@@ -171,123 +176,17 @@ def overlap(train: Preferences, held_out: Preferences) -> str:
     """The warning that held-out rows have prompts of the training rows; empty where none has."""
     prompts = {comparison.prompt_key for comparison in train.comparisons}
     rows = [comparison.row for comparison in held_out.comparisons if comparison.prompt_key in prompts]
-    return f"{held_out.source} {_row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
-
-
-class RowProblem(Exception):
-    """Why a row cannot be used: goes on after "row 3: "."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NumberedRows:
-    source: str  # the file's name, or "data"
-    digest: str  # SHA-256 of the file, or of the rows as JSON
-    rows: tuple[tuple[int, Any], ...]  # with numbers from 1: of lines in a JSONL file, of places elsewhere
-
-
-def _read(source: Source) -> _NumberedRows:
-    if isinstance(source, Mapping):
-        fix = "Of a data set with several splits hand over one: dataset['train']."
-        why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
-        raise InvalidData("The preference data is one mapping, not rows.", why, fix)
-    found = _from_place(str(source)) if isinstance(source, str | Path) else _from_objects("data", source)
-    if not found.rows:
-        raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
-    return found
-
-
-def _from_place(place: str) -> _NumberedRows:
-    """Of a file by its name's ending, the package, or a data set on the hub."""
-    file = Path(place).expanduser()
-    shipped, _, split = place.partition(":")
-    if shipped == SHIPPED:
-        if split not in ("", "train", "held_out"):
-            raise NotFound(f"{SHIPPED} has no split '{split}'.", next=f"Name {SHIPPED}:train or {SHIPPED}:held_out.")
-        file = Path(__file__).parent / "data" / f"arithmetic_pairs_{split or 'train'}.jsonl"
-    elif (hub := _HUB.fullmatch(place)) and not file.exists() and file.suffix not in _SUFFIXES:
-        missing = f"There is no file {place}; a data set of this name on the Hugging Face hub"
-        datasets = _import_extra("datasets", missing, "name a file: prefs.jsonl")
-        try:
-            return _from_objects(place, datasets.load_dataset(hub["name"], split=hub["split"] or "train"))
-        except Exception as error:  # any of a library's: no network, no such name or split
-            what = f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub."
-            fix = "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl"
-            raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
-    if file.suffix == ".parquet" and file.is_file():
-        parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
-        try:
-            return _from_objects(file.name, parquet.read_table(file).to_pylist())
-        except Exception as error:  # any of the library's
-            raise InvalidData(f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}.") from error
-    return _from_file(file)
-
-
-def _from_file(file: Path) -> _NumberedRows:
-    """Of JSON lines, or a JSON list."""
-    try:
-        content = file.read_bytes()
-        text = content.decode("utf-8-sig")
-    except IsADirectoryError as error:
-        inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
-        why = f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file."
-        fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
-        raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix) from error
-    except FileNotFoundError as error:
-        beside = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else None
-        why = "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
-        fix = f"Did you mean {file.parent / beside}?" if beside else ""
-        raise NotFound(f"There is no file {file}.", why, fix) from error
-    except OSError as error:
-        raise InvalidData(f"{file} cannot be read.", f"{error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise InvalidData(
-            f"{file.name} is not UTF-8 text.", f"Line {line} is the first.", "Save it as UTF-8."
-        ) from error
-    rows: list[tuple[int, Any]] = []
-    if text.lstrip()[:1] == "[":
-        try:
-            rows += enumerate(json.loads(text), 1)
-        except NOT_JSON as error:
-            what = f"{file.name} begins as a JSON list and is none."
-            raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
-        return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except NOT_JSON:
-                rows.append((number, RowProblem("is not JSON")))
-    return _NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
-
-
-def _from_objects(source: str, objects: Iterable[Any]) -> _NumberedRows:
-    rows = tuple(enumerate(objects, 1))
-    sha = hashlib.sha256()
-    for _, value in rows:
-        sha.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n")
-    return _NumberedRows(source, sha.hexdigest(), rows)
-
-
-def _import_extra(module: str, who: str, instead: str) -> Any:
-    """A module of the extra `hub`."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        what, fix = (
-            f"{who} needs the package `{module.partition('.')[0]}`.",
-            f"pip install 'halteres[hub]', or {instead}",
-        )
-        raise InvalidConfig(what, f"{error}.", fix) from error
+    return f"{held_out.source} {row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
 
 
 def _checked(
-    found: _NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
+    found: NumberedRows, on_identical: OnIdentical = "error", margin_from: MarginFrom | None = None
 ) -> Preferences:
     source = found.source
     comparisons: list[Comparison] = []
     problems: dict[str, list[int]] = {}
     dropped: list[int] = []
+    odd: dict[str, list[int]] = {}
     for number, row in found.rows:
         try:
             comparison = _comparison(row, number, margin_from)
@@ -298,14 +197,14 @@ def _checked(
             is_form = comparison.form == first.form
             _require(is_form, f"is {comparison.form}, while row {first.row} is {first.form}")
             texts, ranks = comparison.completions, comparison.ranks
-            if any(texts[a] == texts[b] and ranks[a] != ranks[b] for a, b in combinations(range(len(texts)), 2)):
+            if prefers_to_itself(texts, ranks):
                 _require(on_identical != "error", IDENTICAL)
                 if on_identical == "drop":
                     dropped.append(number)
                     continue
-                best = [min(rank for other, rank in zip(texts, ranks, strict=True) if other == text) for text in texts]
-                order = sorted(set(best))
-                comparison = replace(comparison, ranks=tuple(order.index(rank) for rank in best))
+                comparison = replace(comparison, ranks=tied_ranks(texts, ranks))
+            for warning in _warnings_of(row, comparison):
+                odd.setdefault(warning, []).append(number)
             comparisons.append(comparison)
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
@@ -316,7 +215,7 @@ def _checked(
             next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
         raise InvalidData(
             f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} rows are wrong.",
-            ". ".join(f"{source} {_row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
+            ". ".join(f"{source} {row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
             next,
             problems=[{"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)} for one, rows in problems.items()],
         )
@@ -328,6 +227,7 @@ def _checked(
         firsts.setdefault(_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row)
     new, labels = set(firsts.values()), {label for one in comparisons for label in one.labels}
     warnings = {
+        **odd,
         "dropped, the completions are identical": dropped,
         "the same as a row before": [one.row for one in comparisons if one.row not in new],
         f"every step is {'right' if True in labels else 'wrong'}": [one.row for one in comparisons if len(labels) == 1],
@@ -336,11 +236,31 @@ def _checked(
         comparisons=tuple(comparisons),
         source=source,
         digest=found.digest,
-        warnings=tuple(f"{source} {_row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
+        warnings=tuple(f"{source} {row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
+        on_identical=on_identical,
     )
 
 
-def _row_numbers(numbers: Sequence[int]) -> str:
+def prefers_to_itself(texts: Sequence[Any], ranks: Sequence[Any]) -> bool:
+    """Whether equal texts have different ranks, or different labels."""
+    pairs = combinations(zip(texts, ranks, strict=True), 2)
+    return any(one == other and rank != another for (one, rank), (other, another) in pairs)
+
+
+def tied_ranks(texts: Sequence[Any], ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks without gaps, with equal texts in the best of their places.
+
+    >>> tied_ranks(["a", "b", "a"], [0, 1, 2])
+    (0, 1, 0)
+    """
+    both = list(zip(texts, ranks, strict=True))
+    best = [min(rank for other, rank in both if other == text) for text in texts]
+    order = sorted(set(best))
+    return tuple(order.index(rank) for rank in best)
+
+
+def row_numbers(numbers: Sequence[int]) -> str:
+    """The first of these rows, and how many more there are."""
     first = ", ".join(map(str, numbers[:MOST_ROWS]))
     more = f" and {len(numbers) - MOST_ROWS} more" if len(numbers) > MOST_ROWS else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {first}{more}"
@@ -363,6 +283,8 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
         prompt = _encodable(prompt, "prompt") if isinstance(prompt, str) else _messages(prompt, "prompt")
         mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
         _require(isinstance(prompt, str) == (form == "standard"), mixed)
+        _require(not any(holds_prompt(prompt, text) for text in completions), PROMPT_TWICE)
+    _check_prompt_tokens(row, completions)
     if margin_from is None:
         margin = _number(row, "margin", 0.0)
     else:
@@ -396,6 +318,78 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
         id="" if row.get("id") is None else str(row["id"]),
         row=number,
     )
+
+
+def _check_prompt_tokens(row: Mapping[str, Any], completions: Sequence[Text]) -> None:
+    """RowProblem where the prompt's tokens stand in a column by themselves: they are not put before a side's."""
+    if _form(completions[0]) != "pre-tokenised":
+        return
+    for column in _PROMPT_TOKENS:
+        prompt = row.get(column)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+            begins = all(list(tokens[: len(prompt)]) == list(prompt) for tokens in completions)
+            _require(begins, f"'{column}' is not read: the tokens of each side have to begin with the prompt's")
+
+
+def _warnings_of(row: Mapping[str, Any], comparison: Comparison) -> list[str]:
+    """What is odd about a row that is used. RowProblem where its prompt is in a column that is not read."""
+    prompt, completions = comparison.prompt, comparison.completions
+    if comparison.form == "pre-tokenised":
+        return []
+    warnings: list[str] = []
+    if isinstance(prompt, str) and prompt.strip():
+        begin = prompt.strip()
+        if all(isinstance(text, str) and text.lstrip().startswith(begin) for text in completions):
+            warnings.append("the completions begin with the prompt, which is read twice")
+    read = _squeezed(" ".join(piece for part in (prompt, *completions) for piece in _texts_in(part)))
+    unread = [
+        column
+        for column, value in row.items()
+        if str(column).lower() in _PROMPT_COLUMNS and any(_squeezed(piece) not in read for piece in _texts_in(value))
+    ]
+    if unread:
+        names = ", ".join(map(repr, unread))
+        problem = f"what stands in {names} is not read, and is in none of the row's texts"
+        _require(_has_prompt(comparison), f"{problem}: name the column 'prompt', or remove it")
+        warnings.append(problem)
+    return warnings
+
+
+def _has_prompt(comparison: Comparison) -> bool:
+    """Whether the row has a prompt, or its completions a user's message: of strings, it cannot be seen."""
+    chats = [text for text in comparison.completions if not isinstance(text, str)]
+    asked = any(isinstance(one, Mapping) and one["role"] == "user" for chat in chats for one in chat)
+    return comparison.prompt is not None or asked
+
+
+def holds_prompt(prompt: str | Sequence[Message] | None, completion: Text) -> bool:
+    """Whether a chat's completion begins with its prompt, or with the end of it: it would be read twice."""
+    if not prompt or isinstance(prompt, str) or not completion or _form(completion) != "conversational":
+        return False
+    said = [_said(message) for message in prompt]
+    answered = [_said(message) for message in completion]
+    before_answer = takewhile(lambda one: one[0] != "assistant", answered)
+    return answered[: len(said)] == said or said[-1] in before_answer
+
+
+def _said(message: Any) -> tuple[str, str, str]:
+    calls = message.get("tool_calls")
+    return str(message.get("role")), text_of(message.get("content")).strip(), _canonical(calls) if calls else ""
+
+
+def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
+    """The texts of a prompt, a completion or another column: strings, messages of any form, and lists of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and depth:
+        yield from _texts_in(value.get("content") or value.get("value") or value.get("text"), depth - 1)
+    elif isinstance(value, Sequence) and depth:
+        for one in value:
+            yield from _texts_in(one, depth - 1)
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
@@ -463,21 +457,26 @@ def _completion(value: Any, column: str) -> Text:
     _require(messages, f"'{column}' is empty")
     last = messages[-1]
     _require(last["role"] == "assistant", f"the last message of '{column}' is not the assistant's")
-    says_something = last.get("tool_calls") or str(last.get("content") or "").strip()
+    says_something = last.get("tool_calls") or text_of(last.get("content")).strip()
     _require(says_something, f"the last message of '{column}' is empty")
     return messages
 
 
 def _messages(values: Any, column: str) -> tuple[Message, ...]:
-    """Without their empty fields: tables give every message the fields of all."""
+    """With content as one text, and without empty fields: tables give every message the fields of all."""
     are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
     _require(are_objects, f"'{column}' is {_type_name(values)}, not a string or a list of messages")
+    messages: list[Message] = []
     for one in values:
-        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list | None)
-        _require(is_message, f"a message of '{column}' has no 'role' or 'content' of the right type")
-        if isinstance(one.get("content"), str):
-            _encodable(one["content"], column)
-    return tuple({name: part for name, part in one.items() if part is not None or name == "content"} for one in values)
+        _require(isinstance(one.get("role"), str), f"a message of '{column}' has no 'role'")
+        try:
+            message = flat(one)
+        except InvalidData as error:
+            what = error.what.removesuffix(".")
+            raise RowProblem(f"in '{column}', {what[0].lower()}{what[1:]}, and text alone is read") from None
+        _encodable(json.dumps(message, ensure_ascii=False, default=str), column)
+        messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
+    return tuple(messages)
 
 
 def _encodable(text: str, column: str) -> str:

@@ -28,10 +28,11 @@ from starlette.routing import Mount, Route
 
 from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, boundary, unknown
-from halteres.loopback import HOST, TooLarge, body_within
+from halteres.loopback import HOST, TooLarge, body_within, while_connected
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
+from halteres.text import flat
 
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
@@ -93,7 +94,7 @@ class ForeignRequest(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     model: str
     texts: Sequence[Scorable]
@@ -118,7 +119,7 @@ class ScoringQueue:
 
     async def score(self, model: str, texts: Sequence[Scorable]) -> Sequence[Result]:
         """One raw score per text, in order; in place of one that could not be made, why. Busy where too many wait;
-        ServerError where the computation failed, whatever the texts."""
+        ServerError where the computation failed, whatever the texts. Cancelled, it is computed no further."""
         if self.num_waiting and self.num_waiting + len(texts) > MOST_WAITING:
             self.refused += 1
             texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0  # a guess
@@ -134,6 +135,8 @@ class ScoringQueue:
             return await request.results
         finally:
             self.num_waiting -= len(texts)
+            with suppress(ValueError):  # it is computed already
+                self._requests.remove(request)
 
     async def work(self) -> None:
         """Compute what comes, until cancelled: the oldest requests of one model together."""
@@ -154,9 +157,15 @@ class ScoringQueue:
     async def _compute(self, thread: ThreadPoolExecutor, batch: Sequence[_Waiting]) -> None:
         texts = [text for request in batch for text in request.texts]
         score_each, began = self.models[batch[0].model].score_each, time.monotonic()
+
+        def are_wanted() -> bool:
+            """Asked in the thread: whether one of the clients is still there."""
+            return not all(request.results.done() for request in batch)
+
         try:
             with boundary(ServerError, "Scoring"):
-                results = await asyncio.get_running_loop().run_in_executor(thread, score_each, texts)
+                loop = asyncio.get_running_loop()
+                results = await loop.run_in_executor(thread, score_each, texts, are_wanted)
         except HalteresError as error:
             for request in batch:
                 if not request.results.done():  # the client may be gone
@@ -232,7 +241,7 @@ class RewardServer:
             is_one_chat = body.messages is not None and isinstance(items[0], dict)
             items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
         answers = list[dict[str, Any]]()
-        for index, (item, result) in enumerate(zip(items, await self._results(name, items), strict=True)):
+        for index, (item, result) in enumerate(zip(items, await self._results(request, name, items), strict=True)):
             answer = {"index": index, **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {})}
             if isinstance(result, HalteresError):
                 answers.append(answer | _failure(result))
@@ -250,7 +259,7 @@ class RewardServer:
         name, model = self._model(request, body.model)
         output = output_of(model, body.output)
         items = _counted([{"prompt": body.prompt, "completion": completion} for completion in body.completions])
-        results = await self._results(name, items)
+        results = await self._results(request, name, items)
         values = [result.value if isinstance(result, Score) else None for result in results]
         order = [index for index in best_first(values) if values[index] is not None]
         best = (values[order[0]] or 0.0) if order else 0.0
@@ -278,7 +287,8 @@ class RewardServer:
         texts = [texts] if isinstance(texts, str) else texts or []
         classifies = request.url.path.endswith("/classify")
         rows, num_tokens = list[dict[str, Any]](), 0
-        for index, result in enumerate(await self._results(name, _counted([{"completion": text} for text in texts]))):
+        items = _counted([{"completion": text} for text in texts])
+        for index, result in enumerate(await self._results(request, name, items)):
             if isinstance(result, HalteresError):
                 raise result
             x = _sigmoid(result.value) if body.use_activation else result.value
@@ -317,11 +327,15 @@ class RewardServer:
         ]
         return Response(text_of(figures, "halteres_reward_"), media_type=MEDIA_TYPE)
 
-    async def _results(self, name: str, items: Sequence[Any]) -> list[Result]:
-        """One per item; those that cannot be read already have their error."""
+    async def _results(self, request: Request, name: str, items: Sequence[Any]) -> list[Result]:
+        """One per item; those that cannot be read already have their error. ClientDisconnect where
+        the client leaves: what is not computed yet is dropped."""
         texts = [_scorable(item) for item in items]
         readable = [text for text in texts if isinstance(text, Scorable)]
-        scored = iter(await self.queue.score(name, readable) if readable else [])
+        results: Sequence[Result] = []
+        if readable:
+            results = await while_connected(request, self.queue.score(name, readable))
+        scored = iter(results)
         return [next(scored) if isinstance(text, Scorable) else text for text in texts]
 
     def _model(self, request: Request, name: str | None) -> tuple[str, RewardModel]:
@@ -385,12 +399,22 @@ def _scorable(item: Any) -> Scorable | UserError:
         return InvalidData("Prompt and completion are not of one form.", "One is text, the other messages.")
     if [] in (read.prompt, read.completion):
         return InvalidData("The item cannot be read.", "A chat without a message is no text.")
+    try:
+        prompt, completion = _flat(read.prompt), _flat(read.completion)
+    except InvalidData as error:
+        return error
     return Scorable(
-        completion=read.completion,
-        prompt=read.prompt,
+        completion=completion or "",
+        prompt=prompt,
         tools=tuple(read.tools or ()),
         template_arguments=read.chat_template_kwargs or {},
     )
+
+
+def _flat(text: Text | None) -> Text | None:
+    if text is None or isinstance(text, str):
+        return text
+    return [flat(message) for message in text]
 
 
 def _failure(error: HalteresError) -> dict[str, str]:
@@ -408,6 +432,8 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 def _on_error(request: Request, error: Any) -> Response:  # a HalteresError
     after = error.details.get("retry_after_s")
     headers = {} if after is None else {"Retry-After": str(after)}
+    if error.status in (408, 413):
+        headers["Connection"] = "close"  # the rest of the body is not waited for
     return _json(as_http(error), error.status, headers)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,6 +29,7 @@ from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.components import problems_of, read_data
 from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
+    IDENTICAL,
     MOST_ROWS,
     Comparison,
     MarginFrom,
@@ -36,7 +37,10 @@ from halteres.rewards.preferences import (
     Preferences,
     hold_out,
     overlap,
+    prefers_to_itself,
     read_preferences,
+    row_numbers,
+    tied_ranks,
 )
 from halteres.text import Tokenizer
 
@@ -336,6 +340,9 @@ class TruncationReport:
     ties_dropped: int = 0
     tokens_lost: int = 0
     first_rows: tuple[int, ...] = ()  # numbers of the first rows cut or dropped for their length
+    rows_alike: int = 0  # whose texts, ranked or labelled apart, are the same tokens
+    first_alike: tuple[int, ...] = ()  # their numbers
+    alike_became: OnIdentical = "error"  # what `on_identical` made of them; `error` where there are none
 
     def sentences(self, max_length: int | None) -> list[str]:
         """For people; none where nothing was lost."""
@@ -347,7 +354,16 @@ class TruncationReport:
             found.append(f"{self.rows_dropped} rows dropped, longer than {max_length} tokens{where}.")
         if self.ties_dropped:
             found.append(f"{self.ties_dropped} rows dropped: ties alone, or of weight 0.")
-        return found
+        return [*found, *self.alike_sentences(max_length)]
+
+    def alike_sentences(self, max_length: int | None) -> list[str]:
+        """For people: what became of rows whose texts are the same tokens."""
+        if not self.rows_alike:
+            return []
+        became = "dropped" if self.alike_became == "drop" else "read as ties"
+        first = ", ".join(map(str, self.first_alike))
+        why = f"their texts are the same within {max_length} tokens"
+        return [f"{self.rows_alike} rows {became}: {why} (first rows: {first})."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,19 +395,65 @@ def render_rows(
         what = f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens."
         why = f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}"
         raise InvalidData(what, why, "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.")
-    rows = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+    short = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+    alike = [one.row for one, texts in short if _are_alike(one, texts)]
+    rows = _without_alike(preferences, short, alike, template, lengths)
+    if tie_policy == "drop":
+        rows = [(one, texts) for one, texts in rows if one.labels or len(set(one.ranks)) > 1]
+    if not rows and alike:
+        why = f"The texts of {len(alike)} rows are the same within {template.max_length} tokens."
+        fix = "Set a larger max_length, or another truncation."
+        raise InvalidData(f"No row of {source} is left to train on.", why, fix)
     if not rows:
         why = f"max_length is {template.max_length}. {_quantiles(lengths)}"
         fix = "Set a larger max_length, or truncation to 'keep_end'."
         raise InvalidData(f"No row of {source} is left to train on.", why, fix)
     report = TruncationReport(
-        rows_cut=len(too_long) - (len(whole) - len(rows)),
-        rows_dropped=len(whole) - len(rows),
+        rows_cut=len(too_long) - (len(whole) - len(short)),
+        rows_dropped=len(whole) - len(short),
         ties_dropped=len(all_rows) - len(taught),
         tokens_lost=sum(text.num_lost for _, texts in rows for text in texts),
         first_rows=tuple(too_long[:MOST_ROWS]),
+        rows_alike=len(alike),
+        first_alike=tuple(alike[:MOST_ROWS]),
+        alike_became=preferences.on_identical if alike else "error",
     )
     return RenderedRows(tuple(rows), tuple(lengths), report)
+
+
+_Rows = list[tuple[Comparison, tuple[Rendered, ...]]]
+
+
+def _are_alike(one: Comparison, texts: Sequence[Rendered]) -> bool:
+    return prefers_to_itself([text.tokens for text in texts], one.labels or one.ranks)
+
+
+def _without_alike(
+    preferences: Preferences, rows: _Rows, alike: Sequence[int], template: ScoringTemplate, lengths: Sequence[int]
+) -> _Rows:
+    """The rows as `on_identical` says, where texts that differ as a whole are the same tokens.
+
+    Of steps, whose labels say right and wrong of the same tokens, a tie is both of them.
+    """
+    if alike and preferences.on_identical == "error":
+        numbers = row_numbers(alike)
+        what = f"{len(alike)} rows of {preferences.source} rank a text above itself, as the model reads them."
+        why = f"Within max_length = {template.max_length} tokens their texts are the same: {numbers}. "
+        raise InvalidData(
+            what,
+            why + _quantiles(lengths),
+            "Set a larger max_length, truncation 'keep_start' or 'keep_end', or on_identical 'tie' or 'drop'.",
+            problems=[{"problem": IDENTICAL, "rows": list(alike[:MOST_ROWS]), "count": len(alike)}],
+        )
+    kept: _Rows = []
+    for one, texts in rows:
+        if _are_alike(one, texts):
+            if preferences.on_identical == "drop":
+                continue
+            if not one.labels:
+                one = replace(one, ranks=tied_ranks([text.tokens for text in texts], one.ranks))
+        kept.append((one, texts))
+    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,6 +489,7 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     how = {"max_length": settings.max_length, "truncation": settings.truncation}
     template = template_for(tokenizer, eos_token=settings.eos_token, **how)
     rendered = render_rows(train, template, tokenizer, settings.tie_policy)
+    warnings = (*warnings, *rendered.report.alike_sentences(settings.max_length))
     if held_out is not None:
         render_rows(held_out, template, tokenizer, settings.tie_policy)
     if idle := rendered.report.ties_dropped:

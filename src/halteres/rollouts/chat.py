@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halteres.text import Message, Tokenizer
+from halteres.text import Message, Tokenizer, text_of
 from halteres.tool_calls import describe_tools
 
 
@@ -44,7 +44,9 @@ class Chat:
         self.messages: list[dict[str, Any]] = self._worded(messages)
         if self._in_words:  # the tools stand in the first message, which is the system's
             first = self.messages.pop(0) if messages and messages[0]["role"] == "system" else None
-            words = describe_tools(tools) if first is None else f"{first['content']}\n\n{describe_tools(tools)}"
+            words = describe_tools(tools)
+            if first is not None:
+                words = f"{text_of(first.get('content'))}\n\n{words}"
             self.messages.insert(0, {"role": "system", "content": words})
         self._text = self._tokenizer.render(self.messages, **self._extra)
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
@@ -67,12 +69,13 @@ class Chat:
         self.prompt = (*self.prompt, *action, *context)
 
     def _worded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        return [
-            {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-            if self._in_words and message["role"] == "tool"
-            else dict(message)
-            for message in messages
-        ]
+        worded: list[dict[str, Any]] = []
+        for message in messages:
+            if self._in_words and message["role"] == "tool":
+                response = text_of(message.get("content"))
+                message = {"role": "user", "content": f"<tool_response>\n{response}\n</tool_response>"}
+            worded.append(dict(message))
+        return worded
 
 
 def _text_after(answer: str, text: str) -> str | None:

@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope
 
-from halteres.errors import HalteresError, UserError, as_http
-from halteres.loopback import is_loopback
+from halteres.errors import HalteresError, as_http
+from halteres.loopback import TooSlow, is_loopback
 from halteres.trajectories.options import Gzip
 from halteres.trajectories.schema import Unprocessable, convert, decode
 from halteres.trajectories.service import QueueFull, TrajectoryService
@@ -53,12 +53,6 @@ class TooLarge(BadBody):
     """The body is beyond the limit."""
 
     status = 413
-
-
-class TooSlow(UserError):
-    """The body did not arrive in time."""
-
-    code, status = "too_slow", 408
 
 
 @dataclass(slots=True, kw_only=True)

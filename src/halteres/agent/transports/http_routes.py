@@ -29,7 +29,7 @@ from halteres.agent.trial.request import LOCAL
 from halteres.config.discovery import is_path
 from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
-from halteres.loopback import TooLarge, body_within
+from halteres.loopback import TooLarge, body_within, departure
 from halteres.models import known_folder, model_folder
 from halteres.next_step import NextStep
 from halteres.runs.starting.run_models import models_home
@@ -95,7 +95,7 @@ class Calls:
         if is_open:
             caller = replace(caller, open_threads=self._open_threads)
         work = asyncio.create_task(call(name, arguments, caller), name=name)
-        gone = asyncio.create_task(_departure(request), name=f"client of {name}")
+        gone = asyncio.create_task(departure(request), name=f"client of {name}")
         self._under_way.add(work)
         try:
             done, _ = await asyncio.wait((work, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -115,12 +115,6 @@ class Calls:
         self.ended.set()
         for work in tuple(self._under_way):
             work.cancel()
-
-
-async def _departure(request: Request) -> None:
-    """Returns when the client is gone: after its body that is all a client can say."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _on_error(_: Request, error: Any) -> Response:

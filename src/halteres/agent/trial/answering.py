@@ -32,7 +32,7 @@ from halteres.errors import EnvironmentFailed, HalteresError, NotFound, RolloutF
 from halteres.observe.metrics import append_row
 from halteres.rewards.checking import odd_answers
 from halteres.rollouts.sampler import Sampler
-from halteres.text import Message, load_tokenizer
+from halteres.text import Message, load_tokenizer, text_of
 
 KNOWN_STEPS, KNOWN_PER_STEP = 64, 32
 """Of training, beside the tasks of the evaluation: what is drawn depends on the step."""
@@ -64,7 +64,7 @@ class Tasks:
 
     def _add(self, item: Any) -> None:
         """Under its whole question, and under those of its texts that the question holds."""
-        question = str(self.env.messages(item)[-1]["content"])
+        question = text_of(self.env.messages(item)[-1].get("content"))
         texts = [item] if isinstance(item, str) else fields_of(item).values()
         phrases = (text for text in texts if isinstance(text, str) and " " in text.strip() and text in question)
         for text in (question, *phrases):
@@ -142,7 +142,7 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
             item = tasks.find(job["prompt"])
             if item is None:
                 raise NotFound(f"{env.title} cannot score answers to this prompt.", f"It is unknown: {NOT_KNOWN}.")
-        prompt, reference = str(env.messages(item)[-1]["content"]), reference_of(item)
+        prompt, reference = text_of(env.messages(item)[-1].get("content")), reference_of(item)
         texts = job.get("completions")
         named = enumerate(texts) if texts is not None else odd_answers(prompt, reference).items()
         scores = [{"of": name, **await tasks.score(item, text)} for name, text in named]

@@ -13,7 +13,7 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import copy_companions
-from halteres.errors import InvalidData, NotFound, boundary
+from halteres.errors import HalteresError, InvalidData, NotFound, boundary
 from halteres.files import read_json
 from halteres.models import known_folder
 from halteres.rewards.model_folder import (
@@ -43,6 +43,7 @@ from halteres.rewards.model_folder import (
     template_for,
     write_reward_file,
 )
+from halteres.rewards.preferences import holds_prompt
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
 from halteres.rewards.torch.network import ScoringNetwork, base_config, device_of, open_network
 from halteres.rewards.training_plan import RewardConfig, settled_weights
@@ -56,6 +57,12 @@ UNSHARED = "Each text is a row of its own: this model takes no mask of shared pr
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
 
 Scored = Scorable | str | Sequence[Message] | Sequence[int]
+
+
+class NotWanted(HalteresError):
+    """Those who asked for scores are gone."""
+
+    code = "not_wanted"
 
 
 class RewardModel:
@@ -133,15 +140,24 @@ class RewardModel:
             scores.append(result)
         return scores
 
-    def score_each(self, texts: Sequence[Scored]) -> list[Score | InvalidData]:
-        """As `score`, but in place of a score that could not be made, why: such a text spoils no other."""
-        rendered = [self._rendered(text, number) for number, text in enumerate(texts)]
+    def score_each(
+        self, texts: Sequence[Scored], are_wanted: Callable[[], bool] = lambda: True
+    ) -> list[Score | InvalidData]:
+        """As `score`, but in place of a score that could not be made, why: such a text spoils no other.
+
+        NotWanted as soon as `are_wanted`, asked between texts and passes, says no.
+        """
+        rendered: list[Rendered | InvalidData] = []
+        for number, text in enumerate(texts):
+            _check_wanted(are_wanted)
+            rendered.append(self._rendered(text, number))
         tokens = {number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)}
         groups = _computed_together(texts, tokens)
         rows: list[SharedRow] = []
         for group in groups:
             rows += self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
-        values = dict(zip((number for group in groups for number in group), self._forward(rows), strict=True))
+        order = [number for group in groups for number in group]
+        values = dict(zip(order, self._forward(rows, are_wanted), strict=True))
         found: list[Score | InvalidData] = []
         for number, one in enumerate(rendered):
             if isinstance(one, InvalidData):
@@ -225,6 +241,9 @@ class RewardModel:
     def _rendered(self, text: Scored, number: int) -> Rendered | InvalidData:
         try:
             with boundary(InvalidData, f"Rendering text {number}"):
+                if isinstance(text, Scorable) and holds_prompt(text.prompt, text.completion):
+                    why = "It would be read twice."
+                    raise InvalidData("The completion holds the prompt.", why, "Send one of them.")
                 rendered = self.template.render(self.tokenizer, text)
         except InvalidData as error:
             return error
@@ -236,12 +255,13 @@ class RewardModel:
             return InvalidData(f"Text {number} is too long to be scored.", why, fix, index=number)
         return rendered
 
-    def _forward(self, rows: Sequence[SharedRow]) -> list[list[float]]:
+    def _forward(self, rows: Sequence[SharedRow], are_wanted: Callable[[], bool] = lambda: True) -> list[list[float]]:
         """Of all rows' texts, end to end, the score and every output."""
         found: list[list[list[float]]] = [[] for _ in rows]
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], self.max_tokens_per_forward)
         with torch.inference_mode():
             for part in parts:
+                _check_wanted(are_wanted)
                 outputs_TO = self.network.outputs([rows[place] for place in part])
                 score_T = self.network.mixed(outputs_TO, [None] * len(outputs_TO))
                 values = iter(torch.cat([score_T.unsqueeze(-1), outputs_TO], -1).tolist())
@@ -293,6 +313,11 @@ def checkpoints(folder: Path) -> list[Path]:
 def model_place(name: str | Path) -> Path:
     """The folder that a model's name or path means: built-in, registered by `halteres models add`, or anywhere."""
     return known_folder(str(name), environ.home() / "models") or Path(name)
+
+
+def _check_wanted(are_wanted: Callable[[], bool]) -> None:
+    if not are_wanted():
+        raise NotWanted("Nobody waits for these scores any more.")
 
 
 def _probed_text(probe: Probe) -> Scored:

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, ServerError, boundary
+from halteres.loopback import while_connected
 from halteres.service.http import answer, body_of, tenant_of
 from halteres.service.inference.answering import Inference, Output
 from halteres.service.inference.requests import Call, InferenceRequest
@@ -68,23 +69,12 @@ class Shutdown:
 def endpoint(handler: Callable[[Call], Coroutine[Any, Any, Response]]) -> Callable[[Request], Awaitable[Response]]:
     """A route whose work ends when its client leaves or the service ends."""
 
-    async def disconnected(request: Request) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
     async def answered(request: Request) -> Response:
         run, body = request.path_params.get("run_id"), await body_of(request, PROMPT_BYTES)
         shutdown: Shutdown = request.app.state.shutdown
         async with shutdown.cuts_short():
-            working = asyncio.create_task(handler(Call(run=run, tenant=tenant_of(request), body=body)))
-            leaving = asyncio.create_task(disconnected(request))
-            try:
-                await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-                return working.result() if working.done() else Response(status_code=499)  # which nobody reads
-            finally:
-                working.cancel()
-                leaving.cancel()
-                await asyncio.gather(working, leaving, return_exceptions=True)
+            work = handler(Call(run=run, tenant=tenant_of(request), body=body))
+            return await while_connected(request, work)
 
     return answered
 

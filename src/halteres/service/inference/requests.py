@@ -22,11 +22,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from halteres.errors import InvalidData, shortened
+from halteres.errors import InvalidData
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.wire import bodies
 from halteres.text import Tokenizer
+from halteres.text import text_of as plain_text
 
 T = TypeVar("T")
 
@@ -155,8 +156,6 @@ OURS = frozenset(("messages", "tools", "add_generation_prompt", "tokenize", "cha
 CONTINUED = "[the answer goes on here]"
 """Stands behind the last message's content while it is rendered, and is cut off with all that follows."""
 
-TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
@@ -231,20 +230,10 @@ def flat(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_of(content: Any) -> str:
     """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have them."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = list[str]()
-    for part in content if isinstance(content, list) else [content]:
-        kind = str(part.get("type", "text") if isinstance(part, dict) else type(part).__name__)
-        text = part.get("refusal" if kind == "refusal" else "text") if kind in TEXT_PARTS else None
-        if not isinstance(text, str):
-            raise _unfit(
-                f"A message holds a part of type '{shortened(kind)}'.",
-                "The model reads text only: no images, audio or files.",
-                "Send parts of type text.",
-            )
-        texts.append(text)
-    return "".join(texts)
+    try:
+        return plain_text(content)
+    except InvalidData as error:
+        raise InvalidData(error.what, error.why, error.next, param="messages") from error
 
 
 def _call(call: Any) -> dict[str, Any]:
