@@ -134,7 +134,8 @@ def for_child(**changes: str) -> dict[str, str]:
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
 _SECRET_WORDS = ("PASS", "PASSWD", "PWD", "PAT", "PASSPHRASE")  # as last words alone: there is PWD, and SSH_ASKPASS
-_ADDRESS = ("_URL", "_PROXY", "_DSN")
+_ADDRESS = ("_URL", "_PROXY", "_DSN")  # their values may lack a scheme
+_IS_ADDRESS = re.compile(r"\w[\w+.-]*://")
 _LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
@@ -142,7 +143,7 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
     in an address."""
     return {
-        name: _LOGIN.sub(r"\g<before>", value) if name.upper().endswith(_ADDRESS) else value
+        name: _LOGIN.sub(r"\g<before>", value) if _holds_address(name, value) else value
         for name, value in for_child(**changes).items()
         if not is_secret(name)
     }
@@ -160,9 +161,13 @@ def secrets() -> dict[str, str]:
     """What is secret in this process's variables, by their names: values of those named like secrets, passwords within
     addresses."""
     found = {name: value for name, value in os.environ.items() if value and is_secret(name)}
-    addresses = {name: value for name, value in os.environ.items() if name.upper().endswith(_ADDRESS)}
+    addresses = {name: value for name, value in os.environ.items() if _holds_address(name, value)}
     logins = {name: login["password"] for name, value in addresses.items() if (login := _LOGIN.search(value))}
     return logins | found
+
+
+def _holds_address(name: str, value: str) -> bool:
+    return name.upper().endswith(_ADDRESS) or _IS_ADDRESS.match(value) is not None
 
 
 def is_secret(name: str) -> bool:

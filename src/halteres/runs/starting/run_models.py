@@ -16,6 +16,7 @@ from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
+from halteres.logins import without_logins
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.model_folder import ModelFolder
@@ -95,6 +96,12 @@ def own_model(inference: InferenceSettings) -> RunModel:
 def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment
     sample, has another model."""
+    if without_logins(service_url) != service_url:
+        raise ServiceUnusable(
+            f"The address {without_logins(service_url)} has a login.",
+            "The SDK sends a service its key, and no login beside it.",
+            "Name the service without the login, and set TINKER_API_KEY to the key.",
+        )
     folder = str(model_folder(inference.model, models_home()) or inference.model)
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from halteres.config.settings import Settings
 from halteres.errors import NotReady
 from halteres.files import replace_file
 from halteres.process import GRACE_S
+from halteres.redaction import keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
@@ -149,6 +149,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
     """Bind the sockets, write the addresses into the run's files and its state; the sockets are closed at the end."""
     run, state, secret = writer.run, writer.state, environ.run_secret()
     settings, trains_policy = run.settings(), state.kind == "rl"
+    keep_secret(settings.env)
     with ExitStack() as held:
 
         def listening(needed: object) -> Listener | None:
@@ -198,13 +199,9 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         names = {folder: name for name, folder in names_of(reward_folders(settings.env)).items()}
         root = with_login(context.reward.url, context.secret)
         settings = with_places(settings, lambda folder: f"{root}{path_of(names[folder])}")
-    before = os.umask(0o077)
-    try:
-        replace_file(context.path / WIRING, json.dumps(wiring, indent=1).encode())
-        config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
-        replace_file(context.path / "config.yaml", config.encode())
-    finally:
-        os.umask(before)
+    replace_file(context.path / WIRING, json.dumps(wiring, indent=1).encode(), private=True)
+    config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
+    replace_file(context.path / "config.yaml", config.encode(), private=True)
     write_resolved(context.path, context.settings, state, context.path, {})
 
 

@@ -27,9 +27,10 @@ from typing import IO, Any
 from halteres.config import environ
 from halteres.config.settings import SinkName
 from halteres.files import NOT_JSON, read_regular
+from halteres.logins import STRUCK, unfinished_login, without_logins
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
 from halteres.process import GRACE_S, Child, Lifeline, alive, identity
-from halteres.redaction import SHORTEST, STRUCK
+from halteres.redaction import SHORTEST, Redactor
 from halteres.runs.directory import RunDirectory, StateWriter
 from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
 from halteres.text import beginning
@@ -74,7 +75,7 @@ def spawn(
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     emptied: Callable[[], object] | None = None
     try:
-        secret_filter = SecretFilter(environ.secrets().values())
+        secret_filter = SecretFilter(Redactor.of_this_process().secrets)
         if not secret_filter.idle:
             output, emptied = _piped(output, secret_filter, log.stem)
         return Child(
@@ -92,9 +93,10 @@ def spawn(
 
 
 class SecretFilter:
-    """Strikes values out of a stream of bytes, however the stream is cut.
+    """Strikes values, and the passwords of addresses, out of a stream of bytes, however the stream is cut.
 
-    What it holds back is the beginning of a value at the very end of what came so far, and nothing else.
+    What it holds back is the beginning of a value or of an address at the very end of what came so far, and nothing
+    else.
 
     >>> secret_filter = SecretFilter(["sk-12345678"])
     >>> secret_filter.through(b"key=sk-12"), secret_filter.through(b"345678!"), secret_filter.rest()
@@ -117,17 +119,20 @@ class SecretFilter:
         if self.idle:
             return data
         stream = self._held + data.decode("latin-1")  # one character for each byte
-        cut = beginning(stream, self._secrets)
+        cut = min(beginning(stream, self._secrets), unfinished_login(stream))
         for match in self._pattern.finditer(stream):
             if match.start() < cut:  # else it may be the beginning of a longer one
                 cut = max(cut, match.end())
         self._held = stream[cut:]
-        return self._pattern.sub(STRUCK, stream[:cut]).encode("latin-1")
+        return self._struck(stream[:cut])
 
     def rest(self) -> bytes:
         """What was held back: nothing more comes."""
         held, self._held = self._held, ""
-        return self._pattern.sub(STRUCK, held).encode("latin-1") if held else b""
+        return self._struck(held) if held else b""
+
+    def _struck(self, stream: str) -> bytes:
+        return without_logins(self._pattern.sub(STRUCK, stream)).encode("latin-1")
 
 
 def _piped(log: int, secret_filter: SecretFilter, name: str) -> tuple[int, Callable[[], object]]:
