@@ -18,10 +18,11 @@ MOST_LOGIN = 1024  # characters; no address has a longer one
 # What RFC 3986 lets no address hold ends one, so that no match reaches over the end of a text in JSON or YAML.
 _END = r"\s\"<>\\"
 
+# A path makes one `/` of two: an address that was taken for a folder is still one.
 # A key as it was drawn may hold `/`, `?` or `#`, which should have been quoted: then the address is refused, and the
 # refusal names it. A number before one of these is a port, and what follows is a path.
 _LOGIN = re.compile(
-    rf"""://
+    rf"""(?P<start> :// | :/ (?= [^{_END}/:@]* : [^{_END}/@]* @ ) )
     (?P<user> [^{_END}/?\#:@\[]* : )?
     (?P<password>
         [^{_END}/?\#]+
@@ -38,11 +39,11 @@ def without_logins(text: str) -> str:
     >>> without_logins("'http://any:s3cr3t@h:8002/v1' or https://t0ken@h, not http://h:80/@me")
     "'http://any:***@h:8002/v1' or https://***@h, not http://h:80/@me"
     """
-    return _LOGIN.sub(_struck, text) if "://" in text else text
+    return _LOGIN.sub(_struck, text) if ":/" in text else text
 
 
 def _struck(found: re.Match[str]) -> str:
-    return f"://{found['user'] or ''}{STRUCK}@"
+    return f"{found['start']}{found['user'] or ''}{STRUCK}@"
 
 
 def without_logins_in(value: Any) -> Any:

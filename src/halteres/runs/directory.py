@@ -110,8 +110,8 @@ class RunDirectory:
         return self.resolved(edits).settings
 
     def resolved(self, edits: Sequence[str] = ()) -> Resolved:
-        """The run's settings, with edits, and which of them are edits. Their secrets come from config.yaml; where we may
-        not read that, they stay struck out."""
+        """The run's settings, with edits, and which of them are edits. Their secrets come from config.yaml; where we
+        may not read that, they stay struck out."""
         file = self.path / SETTINGS
         try:
             content = read_regular(file)
