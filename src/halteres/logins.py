@@ -97,8 +97,7 @@ def restored(value: Any, source: Any) -> Any:
     if len(places) != len(others):
         return value
     return ",".join(
-        other if without_logins(other) == place else place
-        for place, other in zip(places, others, strict=True)
+        other if without_logins(other) == place else place for place, other in zip(places, others, strict=True)
     )
 
 

@@ -153,8 +153,13 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
         raise NotReady(
             f"No training service answers at {service_url}.",
             error.why,
-            "Check the address, or leave it out: the run then starts a service of its own.",
+            f"Check the address{_asked_directly()}, or leave it out: the run then starts a service of its own.",
         ) from error
+
+
+def _asked_directly() -> str:
+    names = ", ".join(sorted(environ.proxies()))
+    return f" (a run's environments ask without the proxy of {names})" if names else ""
 
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"

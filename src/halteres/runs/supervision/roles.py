@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.clients import json_client
+from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
@@ -121,6 +122,7 @@ class Role:
     folder: Path | None = None  # where it runs; None: in the run directory
     keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of its own, secrets too
+    stays_here: bool = False  # it talks to this machine alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     token, diagnostics = {environ.TRAJECTORY_TOKEN: context.secret}, f"{api.url}/v1/diagnostics"
     database = path / "api" / "trajectories.sqlite"
     config, metrics = str(path / "config.yaml"), path / "metrics.jsonl"
+    is_here = service is not None or Address.of(context.inference.url).is_here
     api_server = Role(
         name="api",
         title="API server",
@@ -237,6 +240,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         phase="api",
         ready=answers(diagnostics, context.secret),
         variables=token,
+        stays_here=True,
         ready_within_s=60,
         listener=api,
         restarts=2,  # its groups are in the database
@@ -247,10 +251,11 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         command=_module("halteres.training", "--run", path),
         phase="trainer",
         ready=trainer_ready,
-        ready_within_s=420,
+        ready_within_s=600,
         # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
         keys=() if service else (environ.API_KEY,),
         variables=token,
+        stays_here=is_here,
     )
     env = Role(
         name="env",
@@ -279,6 +284,7 @@ def _service(context: RunContext, listener: Listener) -> Role:
         phase="api",
         ready=answers(f"{listener.url}/api/v1/healthz"),
         variables={environ.SERVICE_KEY: context.secret},
+        stays_here=True,
         ready_within_s=300,
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
@@ -296,6 +302,7 @@ def _reward(context: RunContext, listener: Listener) -> Role:
         phase="api",
         ready=answers(f"{listener.url}/health", context.secret),
         variables={environ.REWARD_KEY: context.secret},
+        stays_here=True,
         ready_within_s=300,
         listener=listener,
         restarts=2,  # it holds nothing, and its clients ask again by themselves

@@ -64,11 +64,13 @@ def spawn(
     descriptors: Sequence[int] = (),
     keys: Sequence[str] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
+    stays_here: bool = False,
     answer: IO[bytes] | None = None,
 ) -> Child:
     """Start a command whose output is appended to `log`; OSError where that cannot be.
 
-    `keys`: names of the secret variables of ours that it may have. `answer`: a file for its stdout, which is then not
+    `keys`: names of the secret variables of ours that it may have. `stays_here`: it talks to this machine alone, and
+    gets no proxy. `answer`: a file for its stdout, which is then not
     for the log; no pipe, which a child that it leaves behind would hold open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +80,11 @@ def spawn(
         secret_filter = SecretFilter(Redactor.of_this_process().secrets)
         if not secret_filter.idle:
             output, emptied = _piped(output, secret_filter, log.stem)
+        environment_for = environ.for_loopback if stays_here else environ.with_keys
+        own = {"PYTHONUNBUFFERED": "1", **variables}
         return Child(
             command,
-            environment=environ.with_keys(*keys, PYTHONUNBUFFERED="1", **variables),
+            environment=environment_for(*keys, **own),
             folder=folder,
             lifeline=lifeline,
             descriptors=descriptors,
@@ -212,6 +216,7 @@ class RunProcesses:
             descriptors=(role.listener.descriptor,) if role.listener else (),
             keys=role.keys,
             variables=role.variables,
+            stays_here=role.stays_here,
         )
         self._children[role.name] = child
         port = role.listener.port if role.listener else None
