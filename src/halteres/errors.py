@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from halteres.logins import without_logins, without_logins_in
 from halteres.next_step import Advice, NextStep, as_call, for_people, written
 
 MOST_TOLD, FEW_TOLD = 16, 5  # names that an error lists: all of them, or a few of many
@@ -33,7 +34,7 @@ MOST_COMPARED, MOST_KNOWN = 200, 1000
 
 
 class HalteresError(Exception):
-    """An error that speaks to whoever must act.
+    """An error that speaks to whoever must act. However it is shown, no address in it has its login.
 
     Args:
         what: what happened, one sentence.
@@ -53,7 +54,7 @@ class HalteresError(Exception):
     @property
     def sentence(self) -> str:
         """What, why and next as one readable text."""
-        return " ".join(part for part in (self.what, self.why, for_people(self.next)) if part)
+        return _joined(self.what, self.why, for_people(self.next))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.why, self.next, self.details)
@@ -138,7 +139,7 @@ class ProcessFailed(HalteresError):
     def sentence(self) -> str:
         """What, why, where to look and what next as one readable text."""
         log = f"Its log: {self.details['log']}." if self.details.get("log") else ""
-        return " ".join(part for part in (self.what, self.why, log, for_people(self.next)) if part)
+        return _joined(self.what, self.why, log, for_people(self.next))
 
 
 class ServerError(HalteresError):
@@ -221,14 +222,20 @@ def as_http(error: HalteresError) -> dict[str, Any]:
 
 def as_answer(error: HalteresError, write: Callable[[NextStep], str] = as_call) -> dict[str, Any]:
     """A tool's or command's answer, with calls as `write` has them."""
-    what = " ".join(part for part in (error.what, error.why) if part)
-    return {"error": what, "code": error.code, **_given(error.details), "next": written(error.next, write)}
+    following = without_logins_in(written(error.next, write))
+    what = _joined(error.what, error.why)
+    return {"error": what, "code": error.code, **_given(error.details), "next": following}
 
 
 def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for whoever tells of its end."""
-    return {"code": error.code, "what": error.what, "why": error.why, "next": for_people(error.next)}
+    parts = {"what": error.what, "why": error.why, "next": for_people(error.next)}
+    return {"code": error.code, **{name: without_logins(text) for name, text in parts.items()}}
+
+
+def _joined(*parts: str) -> str:
+    return without_logins(" ".join(part for part in parts if part))
 
 
 def _given(details: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in details.items() if value is not None}
+    return {name: without_logins_in(value) for name, value in details.items() if value is not None}

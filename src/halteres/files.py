@@ -125,13 +125,17 @@ def lines_of(stream: BinaryIO, longest: int) -> Iterator[bytes]:
                 pass
 
 
-def replace_file(file: Path, content: bytes) -> None:
-    """Write beside the file, then rename over it: a reader sees the old or the new, never half.
+def replace_file(file: Path, content: bytes, *, private: bool = False) -> None:
+    """Write beside the file, then rename over it: a reader sees the old or the new, never half. A `private` one its
+    owner alone may read, from its first byte on.
 
     Raises:
         OSError: the folder is not there, not ours to write, or full; the file is then as it was.
     """
     with replacing(file) as beside:
+        if private:
+            os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+            beside.chmod(0o600)
         beside.write_bytes(content)
 
 

@@ -70,11 +70,11 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
         level = environ.log_level()
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
-    redactor = Redactor.of_this_process()
 
     class WithoutSecrets(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return redactor.text(super().format(record))  # tracebacks included
+            # Tracebacks included; and whatever this process has learnt to keep since it began.
+            return Redactor.of_this_process().text(super().format(record))
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))

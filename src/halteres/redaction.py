@@ -1,5 +1,7 @@
-"""Secrets that must not leave this process: known values become `***` in every text, and in JSON what settings named
-like secrets are set to; and what a terminal must not get of a text that others wrote."""
+"""Secrets that must not leave this process: known values become `***` in every text, and so do the passwords of
+addresses, known or not; in JSON also what settings named like secrets are set to. And what a terminal must not get of a
+text that others wrote.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from halteres.config import environ
-
-STRUCK = "***"
+from halteres.logins import STRUCK, passwords_in, without_logins
 
 SHORTEST = 6  # a shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts
 
@@ -41,11 +42,22 @@ def printable(text: str) -> str:
     return _CONTROL.sub("?", _ESCAPES.sub("", text))
 
 
+_kept = set[str]()  # see `keep_secret`
+
+
+def keep_secret(settings: Any) -> None:
+    """Make the passwords of these settings' addresses known to this process, which from then on strikes them out of
+    all that it and its children write, also where they stand without their address."""
+    _kept.update(passwords_in(settings))
+
+
 class Redactor:
-    """Strikes out the values it was made with.
+    """Strikes out the values it was made with, and the passwords of addresses.
 
     >>> Redactor(["sk-12345678"]).text("key=sk-12345678!")
     'key=***!'
+    >>> Redactor([]).text("http://any:KEY@HOST does not answer.")
+    'http://any:***@HOST does not answer.'
     >>> Redactor([]).json({"message": "Updated judge_key = sk-12345678", "config": {"env.judge_key": "sk-12345678"}})
     {'message': 'Updated judge_key = ***', 'config': {'env.judge_key': '***'}}
     """
@@ -58,12 +70,18 @@ class Redactor:
 
     @classmethod
     def of_this_process(cls) -> Redactor:
-        """For the values of this process's variables that are named like secrets."""
-        return cls(environ.secrets().values())
+        """For the values of this process's variables that are named like secrets, and those it was made to keep."""
+        return cls((*environ.secrets().values(), *_kept))
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The values."""
+        return self._secrets
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        return self._pattern.sub(STRUCK, text) if self._pattern else text
+        known_struck = self._pattern.sub(STRUCK, text) if self._pattern else text
+        return without_logins(known_struck)
 
     def json(self, value: Any) -> Any:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
@@ -86,6 +104,16 @@ class Redactor:
         if isinstance(value, list | tuple):
             return [self._struck(item, in_task=in_task) for item in value]
         return value
+
+
+def without_secrets(settings: Any) -> Any:
+    """Settings as JSON for a file that others may read: their own secrets are struck out in their places, so that
+    `logins.restored` can put each back.
+
+    >>> without_secrets({"judge_key": "x", "model": "http://any:KEY@HOST", "note": "x"})
+    {'judge_key': '***', 'model': 'http://any:***@HOST', 'note': 'x'}
+    """
+    return Redactor([])._struck(settings)
 
 
 def _secret_names(value: Mapping[Any, Any]) -> set[Any]:

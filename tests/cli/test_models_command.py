@@ -134,12 +134,15 @@ def test_a_name_of_the_hub_is_downloaded_and_put_on_the_shelf(
     assert snapshot.is_dir()
 
 
+VARIABLES = ["variables", "--url", "http://127.0.0.1:8001"]
+
+
 def test_variables_name_the_flag_that_keeps_tokenizers_local(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    assert "NO_PROXY" not in CliRunner().invoke(app, ["variables"]).output
+    assert "NO_PROXY" not in CliRunner().invoke(app, VARIABLES).output
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    lines = CliRunner().invoke(app, ["variables"]).output.splitlines()
+    lines = CliRunner().invoke(app, VARIABLES).output.splitlines()
     assert any(line.startswith("export HF_HUB_OFFLINE=1 ") for line in lines)
     assert any(line.startswith("export NO_PROXY=") and "127.0.0.1" in line for line in lines)
 
@@ -149,14 +152,14 @@ def test_variables_are_those_that_a_script_for_the_hub_and_for_wandb_needs(monke
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     command("add", TINY, "--as", NAME)
-    printed = CliRunner().invoke(app, ["variables"]).output
+    printed = CliRunner().invoke(app, VARIABLES).output
     shell = f"set -e; eval {shlex.quote(printed)}; env"
     told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=20).stdout
     for line in ("TINKER_BASE_URL=http://127", "TINKER_API_KEY=tml-", "HF_HUB_OFFLINE=1", "WANDB_MODE=offline"):
         assert f"\n{line}" in f"\n{told}"
     assert f"# models here: {TINY}, {NAME}; a script's name for one: halteres models add MODEL --as NAME" in printed
     monkeypatch.setenv("WANDB_API_KEY", "of-a-user-with-an-account")
-    assert "WANDB_MODE" not in CliRunner().invoke(app, ["variables"]).output
+    assert "WANDB_MODE" not in CliRunner().invoke(app, VARIABLES).output
 
 
 def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(monkeypatch: 
         ("CACHE_DSN", "redis://:hunter22@cache/0", "redis://cache/0", "hunter22"),
         ("SOME_URL", "https://a.example:8000/x?mail=a@b.example", "https://a.example:8000/x?mail=a@b.example", None),
         ("SOME_PROXY", "http://proxy:3128", "http://proxy:3128", None),
-        ("SOMETHING", "http://me:hunter22@proxy", "http://me:hunter22@proxy", None),
+        ("SOMETHING", "http://me:hunter22@proxy", "http://proxy", "hunter22"),
     ],
 )
 def test_an_address_is_handed_on_without_its_login(

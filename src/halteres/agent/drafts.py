@@ -129,7 +129,8 @@ def _read(handle: str) -> Draft:
 def save_draft(draft: Draft) -> None:
     """Keep a draft. DraftNotStored where the disk will not have it."""
     with _storing(draft.handle):
-        replace_file(_file(draft.handle), msgspec.json.encode(draft))
+        # A key may be among the settings, and a draft is the one place that has it until there is a run.
+        replace_file(_file(draft.handle), msgspec.json.encode(draft), private=True)
 
 
 @contextmanager

@@ -23,8 +23,6 @@ PASSED_ON = {
 }
 """Settings of a command whose every word, --help too, belongs to another program."""
 
-DEFAULT_URL = "http://127.0.0.1:8001"
-
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
@@ -167,18 +165,21 @@ def _key_file(state: Path | None) -> KeyFile:
 
 def variables(
     url: Annotated[
-        str | None, typer.Option(help="Address of the service. [default: of the one `halteres serve` started last]")
+        str | None,
+        typer.Option(help="Address of the service. [default: of your newest `halteres serve` that runs]"),
     ] = None,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
     from halteres.config import environ
+    from halteres.errors import NotFound
     from halteres.models import builtin_names, stored_models
+    from halteres.service.cards import newest_live
 
     if url is None:
-        try:  # the card that a service leaves in its state directory
-            url = str(json.loads((environ.home() / "service" / "service.json").read_bytes())["url"])
-        except (OSError, ValueError, KeyError):
-            url = DEFAULT_URL
+        card = newest_live()
+        if card is None:
+            raise NotFound("No `halteres serve` of yours runs: start one, or name a service with --url ADDRESS.")
+        url = card.url
     needed = [
         ("TINKER_BASE_URL", url, "where the SDK finds the service"),
         ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
@@ -187,9 +188,13 @@ def variables(
     ]
     if not environ.is_set("WANDB_MODE") and not environ.is_set("WANDB_API_KEY"):
         needed.append(("WANDB_MODE", "offline", "scripts that log to W&B write files in ./wandb, without an account"))
-    if environ.has_proxy():
-        needed.append(("NO_PROXY", environ.for_child()["NO_PROXY"], "the service is not asked for through the proxy"))
+    child, proxies = environ.for_child(), environ.proxies()
+    if proxies:
+        needed.append(("NO_PROXY", child["NO_PROXY"], "the service is not asked for through the proxy"))
     for name, value, why in needed:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
+    unknown = "the SDK's HTTP client does not know the * in NO_PROXY"
+    for name, why in {**dict.fromkeys(proxies.keys() - child.keys(), unknown), **environ.unusable_proxies()}.items():
+        typer.echo(f"unset {name}  # {why}")
     names = dict.fromkeys([*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))])
     typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")

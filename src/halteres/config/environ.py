@@ -3,6 +3,7 @@ and the request to stop in a run's `control` folder, stop.json: {"mode", "t"}.""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +25,7 @@ LARGEST_BATCH = 2**20
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEVICES = ("cpu", "cuda", "auto")
 LOOPBACK = ("127.0.0.1", "localhost")
+HTTP_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")  # that httpx reads, in either spelling
 
 API_KEY = "TINKER_API_KEY"
 TRAJECTORY_TOKEN, SERVICE_KEY = "HALTERES_TRAJECTORY_TOKEN", "HALTERES_SERVICE_KEY"
@@ -118,23 +120,40 @@ def check() -> None:
 
 def for_child(**changes: str) -> dict[str, str]:
     """This process's environment with changes, for a child: without telemetry, and with the loopback exempt from any
-    proxy, which the SDK's httpx would ask for 127.0.0.1. Whether a hub is asked is left as it is."""
+    proxy, which the SDK's httpx would ask for 127.0.0.1. Whether a hub is asked is left as it is.
+
+    Where everything is exempt (`NO_PROXY=*`) there is no proxy: some HTTP clients do not know the asterisk, the SDK's
+    (pyqwest 0.7) among them.
+    """
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TINKER_TELEMETRY": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "WANDB_ERROR_REPORTING": "false",
     }
-    inherited = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
-    given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')}".split(",")
-    names = dict.fromkeys([*(name.strip() for name in given if name.strip()), *LOOPBACK])
-    exempt = "*" if "*" in names else ",".join(names)  # urllib knows the asterisk only alone
+    own = {"HALTERES_LIFELINE_FD"}
+    if _all_exempt():
+        own |= set(proxies())
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    # urllib knows the asterisk only alone.
+    exempt = "*" if _all_exempt() else ",".join(dict.fromkeys((*_exempt(), *LOOPBACK)))
     return {**quiet, **inherited, "no_proxy": exempt, "NO_PROXY": exempt, **changes}
+
+
+def _exempt() -> list[str]:
+    """What the user's variables exempt from proxies."""
+    given = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')}".split(",")
+    return [name.strip() for name in given if name.strip()]
+
+
+def _all_exempt() -> bool:
+    return "*" in _exempt()
 
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
 _SECRET_WORDS = ("PASS", "PASSWD", "PWD", "PAT", "PASSPHRASE")  # as last words alone: there is PWD, and SSH_ASKPASS
-_ADDRESS = ("_URL", "_PROXY", "_DSN")
+_ADDRESS = ("_URL", "_PROXY", "_DSN")  # their values may lack a scheme
+_IS_ADDRESS = re.compile(r"\w[\w+.-]*://")
 _LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
@@ -142,7 +161,7 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
     in an address."""
     return {
-        name: _LOGIN.sub(r"\g<before>", value) if name.upper().endswith(_ADDRESS) else value
+        name: _LOGIN.sub(r"\g<before>", value) if _holds_address(name, value) else value
         for name, value in for_child(**changes).items()
         if not is_secret(name)
     }
@@ -151,18 +170,33 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
 def with_keys(*names: str, **changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets but these; and, where there are any, the proxies with their
     logins: a key is for somebody outside."""
-    given = {name for name in os.environ if name in names or (names and name.upper().endswith("_PROXY"))}
-    keys = {name: os.environ[name] for name in given if name.upper() != "NO_PROXY"}
-    return {**for_sandboxed(), **keys, **changes}
+    outside = proxies() if names and not _all_exempt() else {}
+    return {**for_sandboxed(), **outside, **_set_among(names), **changes}
+
+
+def for_loopback(*names: str, **changes: str) -> dict[str, str]:
+    """The environment for a child that talks to this machine alone: no secrets but these, and no proxy, for which its
+    HTTP client might want a package, or which it might ask for 127.0.0.1 all the same."""
+    outside = proxies()
+    inherited = {name: value for name, value in for_sandboxed().items() if name not in outside}
+    return {**inherited, **_set_among(names), **changes}
+
+
+def _set_among(names: Collection[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def secrets() -> dict[str, str]:
     """What is secret in this process's variables, by their names: values of those named like secrets, passwords within
     addresses."""
     found = {name: value for name, value in os.environ.items() if value and is_secret(name)}
-    addresses = {name: value for name, value in os.environ.items() if name.upper().endswith(_ADDRESS)}
+    addresses = {name: value for name, value in os.environ.items() if _holds_address(name, value)}
     logins = {name: login["password"] for name, value in addresses.items() if (login := _LOGIN.search(value))}
     return logins | found
+
+
+def _holds_address(name: str, value: str) -> bool:
+    return name.upper().endswith(_ADDRESS) or _IS_ADDRESS.match(value) is not None
 
 
 def is_secret(name: str) -> bool:
@@ -182,9 +216,32 @@ def hub_cache() -> Path:
     return Path(os.path.expandvars(folder)).expanduser().absolute()
 
 
-def has_proxy() -> bool:
-    """Whether HTTP goes through a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY in either spelling."""
-    return any(is_set(name) or is_set(name.lower()) for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"))
+def proxies() -> dict[str, str]:
+    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and their like, in either spelling: the addresses of proxies."""
+    named = {name: value for name, value in os.environ.items() if name.upper().endswith("_PROXY") and value}
+    return {name: value for name, value in named.items() if name.upper() != "NO_PROXY"}
+
+
+def unusable_proxies() -> dict[str, str]:
+    """Variables whose proxy the Tinker SDK cannot ask, each with the reason: its HTTP client is then not even made."""
+    if _all_exempt():
+        return {}
+    found = dict[str, str]()
+    for name, value in proxies().items():
+        scheme, separator, _ = value.rpartition("://")
+        if name.upper() not in HTTP_PROXIES or not separator or scheme in ("http", "https"):
+            continue
+        if scheme not in ("socks5", "socks5h"):
+            found[name] = f"The Tinker SDK knows proxies of http, https and socks5, and none of {scheme}."
+        elif importlib.util.find_spec("socksio") is None:
+            found[name] = "For a SOCKS proxy the Tinker SDK needs the package socksio: pip install 'httpx[socks]'."
+    return found
+
+
+def check_proxies() -> None:
+    """See that the SDK can ask through the proxies that are set. InvalidConfig names the variable of one it cannot."""
+    for name, why in unusable_proxies().items():
+        raise InvalidConfig(f"The proxy in {name} cannot be used.", why, f"Or run: unset {name}", field=name)
 
 
 def is_set(name: str) -> bool:

@@ -56,6 +56,7 @@ from halteres.config.settings import (
 from halteres.config.values import ANYTHING, Schema, Word, schema_at, value_of
 from halteres.documents import DocumentError, half_characters, read_document
 from halteres.errors import InvalidConfig, nearest
+from halteres.logins import is_struck
 
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
 
@@ -168,6 +169,7 @@ class Gathering:
         trainer = trainer if isinstance(trainer, TrainerSettings) else TrainerSettings()
         if trainer.learns_from_equal_scores and EQUAL_SCORES in env and EQUAL_SCORES not in given:
             env[EQUAL_SCORES] = False
+        self._add(*(self._struck_out(f"env.{name}", value) for name, value in given.items()))
         self._check_environment(description, given, env, 2 if is_known and trainer.compares_groups else 1)
         if is_known:
             self._add(over_cap(self.policy, trainer.total_steps))
@@ -290,6 +292,13 @@ class Gathering:
 
     def _add(self, *problems: Problem | None) -> None:
         self.problems.extend(problem for problem in problems if problem is not None)
+
+    def _struck_out(self, key: str, value: Any) -> Problem | None:
+        """A value copied from an answer, which shows no secret."""
+        if not is_struck(value):
+            return None
+        rule = "a secret was struck out of this value where it was shown; give the whole value"
+        return Problem(field=self._names.get(key, key), got=value, rule=rule)
 
     def _unknown(self, key: str, got: Any, env_fields: Iterable[str] = ()) -> Problem:
         name = self._names.get(key, key)

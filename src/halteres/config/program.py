@@ -28,6 +28,7 @@ from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
 from halteres.files import replace_file
+from halteres.logins import without_logins_in
 from halteres.process import Ended, run_caught
 
 DEADLINE_S = 120.0
@@ -155,7 +156,9 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afre
             found = msgspec.convert(_recall(key), Description)
     if afresh or found is None or not found.is_current:
         found = _ask(environment, values)
-        _remember(key, msgspec.to_builtins(found))
+        content = msgspec.to_builtins(found)
+        if without_logins_in(content) == content:  # no key is kept for longer than this process lives
+            _remember(key, content)
     _cache(key, found)
     return found
 
@@ -305,7 +308,7 @@ def _remember(key: str, content: Any) -> None:
     file = _file(key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps(content).encode())
+        replace_file(file, json.dumps(content).encode(), private=True)
         files = list(file.parent.glob("*.json"))
         if len(files) > MOST_CACHED:
             for old in sorted(files, key=lambda one: one.stat().st_mtime)[: MOST_CACHED // 2]:

@@ -33,6 +33,7 @@ from halteres.environments.processing import process
 from halteres.environments.serving import Serving
 from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
 from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
+from halteres.redaction import keep_secret
 
 Kind = type[BaseEnv]
 
@@ -251,4 +252,5 @@ def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:
     overrides = arguments.overrides
     if arguments.config is not None:
         overrides = overrides.over(read_file(arguments.config))
+    keep_secret([overrides.env, overrides.openai])
     return settings_of(kind, overrides, PROCESS_PRESETS if arguments.verb == "process" else None)

@@ -29,6 +29,7 @@ from halteres.environments.scoring import metrics_of
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.observe.metrics import append_row, read_rows
+from halteres.redaction import Redactor
 from halteres.text import Tokenizer
 from halteres.types import FailedRollout
 
@@ -134,6 +135,7 @@ class Records:
         self._event("notice", step, rule=rule, evidence=evidence, remedy=next_step, **figures)
 
     def _event(self, kind: str, step: int, **facts: Any) -> None:
+        facts = Redactor.of_this_process().json(facts)
         self._append("events.jsonl", {"t": time.time(), "type": kind, "step": step, **facts})
 
     def end(self, error: HalteresError) -> None:
@@ -158,7 +160,7 @@ class Records:
         if step not in self._written:
             self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
         if number not in self._written[step]:
-            failed = [dataclasses.asdict(failure) for failure in failures]
+            failed = Redactor.of_this_process().json([dataclasses.asdict(failure) for failure in failures])
             self._append(file, {"group": number, "item": _plain(item), **line, "failures": failed})
 
     def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:

@@ -29,8 +29,9 @@ from halteres.config.files import Resolved, resolve_settings
 from halteres.config.projection import NOTHING_GIVEN
 from halteres.config.settings import Settings, default_name
 from halteres.documents import DocumentError, decoded, parse_yaml
-from halteres.errors import Conflict, NotFound, boundary, nearest
+from halteres.errors import Conflict, HalteresError, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
+from halteres.logins import STRUCK, restored
 from halteres.observe.metrics import Row, WriteFailed, append_row, read_rows
 from halteres.process import alive
 from halteres.redaction import Redactor
@@ -49,6 +50,9 @@ from halteres.runs.state import (
     unreadable,
     write_state,
 )
+
+SETTINGS = "settings.json"  # without secrets
+CONFIG = "config.yaml"  # what the environment runs with, secrets too: for the owner alone
 
 WAKE = signal.SIGUSR1  # tells a supervisor to look at its `control` folder
 ID_LENGTH = 8  # hex digits of a run id
@@ -106,23 +110,29 @@ class RunDirectory:
         return self.resolved(edits).settings
 
     def resolved(self, edits: Sequence[str] = ()) -> Resolved:
-        """The run's settings, with edits, and which of them are edits."""
-        file = self.path / "settings.json"
+        """The run's settings, with edits, and which of them are edits. Their secrets come from config.yaml; where we
+        may not read that, they stay struck out."""
+        file = self.path / SETTINGS
         try:
-            settings = Settings.model_validate_json(read_regular(file))
+            content = read_regular(file)
+            settings = Settings.model_validate_json(content)
         except OSError as error:
             raise unreadable(file, error.strerror or str(error)) from error
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the whole of it"
             raise unreadable(file, f"{where}: {first['msg']}") from error
+        if STRUCK.encode() in content:
+            with suppress(HalteresError):
+                whole = restored(settings.env, self.environment_config())
+                settings = settings.model_copy(update={"env": whole})
         if not edits:
             return Resolved(settings=settings, sources=NOTHING_GIVEN)
         return resolve_settings(None, None, edits, base=settings)
 
     def config(self) -> dict[str, Any]:
         """config.yaml: what the environment ran with. A key may be in it."""
-        file = self.path / "config.yaml"
+        file = self.path / CONFIG
         try:
             config = parse_yaml(decoded(read_regular(file)))
         except FileNotFoundError as error:
@@ -238,7 +248,6 @@ class StateWriter:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self._redactor = Redactor.of_this_process()
         self.state: RunState = read_state(run.path / "run.json")
 
     def update(self, **changes: Any) -> None:
@@ -259,7 +268,8 @@ class StateWriter:
         clean = dict(changes)
         for name in {"failure", "error", "note"} & changes.keys():
             value = changes[name]  # a text, None, or a Failure
-            clean[name] = msgspec.convert(self._redactor.json(msgspec.to_builtins(value)), type(value))
+            words = Redactor.of_this_process().json(msgspec.to_builtins(value))
+            clean[name] = msgspec.convert(words, type(value))
         return clean
 
     def process(self, role: str, **facts: Any) -> None:
@@ -270,7 +280,8 @@ class StateWriter:
     def event(self, kind: str, **facts: Any) -> None:
         """Append an event."""
         try:
-            append_row(self.run.path / "events.jsonl", {"t": time.time(), "type": kind, **self._redactor.json(facts)})
+            row = {"t": time.time(), "type": kind, **Redactor.of_this_process().json(facts)}
+            append_row(self.run.path / "events.jsonl", row)
         except WriteFailed as error:
             _log.error("%s", error.sentence)
 

@@ -152,7 +152,7 @@ def served(
             options = ("--listen-fd", str(descriptor), "--state", place, "--model", model, *arguments)
             child = Child(
                 [sys.executable, "-m", "halteres.service", *options],
-                environment=environ.for_sandboxed(),
+                environment=environ.for_loopback(),
                 stdout=output,
                 stderr=output,
                 descriptors=(descriptor,),

@@ -25,6 +25,7 @@ from halteres.config.program import EnvironmentProgram, project_of
 from halteres.config.settings import default_name
 from halteres.errors import Conflict, HalteresError, NotFound, NotReady
 from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.logins import without_logins
 from halteres.next_step import NextStep
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
@@ -163,8 +164,9 @@ def read_state(file: Path) -> RunState:
 
 
 def write_state(file: Path, state: RunState) -> None:
-    """Replace run.json whole: a reader sees the old or the new, never half."""
-    replace_file(file, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+    """Replace run.json whole: a reader sees the old or the new, never half, and no login of an address."""
+    content = without_logins(msgspec.json.format(msgspec.json.encode(state), indent=1).decode())
+    replace_file(file, content.encode() + b"\n")
 
 
 def take_lock(file: Path) -> int:

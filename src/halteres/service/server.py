@@ -34,6 +34,7 @@ from halteres.models import TINY
 from halteres.process import begin, usable_cores
 from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
+from halteres.service.cards import card_left
 from halteres.service.fleet import Fleet, Host
 from halteres.service.http import CountRequests, Guard, Meter, RequestCounts, on_bug, on_error, on_gone, on_missing
 from halteres.service.inference.answering import Inference
@@ -265,10 +266,10 @@ async def serve(
 ) -> None:
     """Serve until a signal comes; raises where the state directory is taken, or the engine cannot be started or
     named."""
-    with locked(state):
+    url = url_of(bound, "https" if tls else "http")
+    with locked(state), card_left(url, state):
         async with opened(state, base, fleet, options) as service:
             server = ServiceServer(service, tls)
-            url = url_of(bound, "https" if tls else "http")
             tending = asyncio.create_task(_tend(fleet, state, url, bound, server), name="engine")
             try:
                 await server.serve(sockets=[bound])

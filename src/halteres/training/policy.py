@@ -10,8 +10,10 @@ import asyncio
 import math
 import random
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -57,18 +59,24 @@ class Checkpoint:
 class SentCall(Generic[T]):
     """A call already sent to the service, to be awaited later."""
 
-    def __init__(self, call: Awaitable[Any], name: str, read: Callable[[Any], T] = lambda answer: answer) -> None:
-        self._call, self._name, self._read = call, name, read
+    def __init__(
+        self,
+        call: Awaitable[Any],
+        name: str,
+        read: Callable[[Any], T] = lambda answer: answer,
+        within_s: float = CALL_S,
+    ) -> None:
+        self._call, self._name, self._read, self._within_s = call, name, read, within_s
 
     def __await__(self) -> Generator[Any, None, T]:
         async def redeemed() -> T:
             try:
-                async with asyncio.timeout(CALL_S):
+                async with asyncio.timeout(self._within_s):
                     answer = await self._call
             except HalteresError:
                 raise
             except TimeoutError as error:
-                why = f"The training service did not answer {self._name} within {CALL_S:.0f} s."
+                why = f"The training service did not answer {self._name} within {self._within_s:.0f} s."
                 raise ServiceFailed(why) from error
             except Exception as error:
                 raise _as_ours(error, self._name) from error
@@ -101,7 +109,9 @@ CLIPPED_METRIC = "num_clipped_tokens:sum"  # of a pass: tokens with an advantage
 UPDATE_METRIC = "update_norm:max"
 """Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
 
-UP_S = 120.0  # for the service to load its model
+UP_S, SESSION_S, FIRST_S = 120.0, 60.0, 300.0
+"""How long the service may take to load its model, then to open a session, then to make the adapter or read it from a
+checkpoint. Together they are less than the supervisor gives a trainer, so that it is the trainer who says why."""
 
 
 class Policy:
@@ -134,7 +144,7 @@ class Policy:
         call = service.create_lora_training_client(
             wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=wiring.metadata
         )
-        client = await SentCall[Any](call, "create_model")
+        client = await SentCall[Any](call, "create_model", within_s=FIRST_S)
         return cls(service, client, wiring, settings, version=0)
 
     @classmethod
@@ -142,7 +152,7 @@ class Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
         service = await _connect(wiring)
         call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=wiring.metadata)
-        client = await SentCall[Any](call, "load_weights")
+        client = await SentCall[Any](call, "load_weights", within_s=FIRST_S)
         return cls(service, client, wiring, settings, version)
 
     def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
@@ -233,16 +243,40 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
     def opened() -> tinker.ServiceClient:
         import tinker
 
-        with boundary(ServiceFailed, "Opening a session at the training service"):
-            service = tinker.ServiceClient(
-                user_metadata=wiring.metadata,
-                base_url=wiring.service_url,
-                api_key=wiring.api_key or ANY_KEY,
-            )
-            service.holder.get_session_id()
-            return service
+        service = tinker.ServiceClient(
+            user_metadata=wiring.metadata,
+            base_url=wiring.service_url,
+            api_key=wiring.api_key or ANY_KEY,
+        )
+        service.holder.get_session_id()
+        return service
 
-    return await asyncio.to_thread(opened)
+    with boundary(ServiceFailed, "Opening a session at the training service"):
+        try:
+            return await _within(SESSION_S, opened)
+        except TimeoutError:
+            raise NotReady(
+                f"The training service at {wiring.service_url} opened no session within {SESSION_S:.0f} s.",
+                "It answers other requests. The SDK's may be lost on their way: to a proxy, or to a server that"
+                " speaks another protocol.",
+                "See that HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are not set, or that NO_PROXY names the service.",
+            ) from None
+
+
+async def _within(deadline_s: float, call: Callable[[], T]) -> T:
+    """What a call returns that blocks its thread; TimeoutError after the deadline. The thread is then left behind: the
+    process can end beside it, which one of the event loop's own threads would prevent."""
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="session", daemon=True).start()
+    async with asyncio.timeout(deadline_s):
+        return await asyncio.shield(asyncio.wrap_future(result))
 
 
 def _datum(example: Example, loss: LossKind) -> tinker.Datum:

@@ -116,8 +116,9 @@ class TestFolder:
         return "running" if held else "lost"
 
     def write(self, name: str, value: Any) -> None:
-        """Write one JSON file whole; its folder must exist."""
-        replace_file(self.path / name, msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n")
+        """Write one JSON file whole, for its owner alone, for a request has keys; its folder must exist."""
+        content = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n"
+        replace_file(self.path / name, content, private=True)
 
 
 def tests_folder() -> Path:

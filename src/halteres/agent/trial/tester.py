@@ -36,8 +36,9 @@ from halteres.agent.trial.testing import character_tokenizer, odd_scores
 from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.errors import HalteresError, NotFound, ServerError, boundary
+from halteres.files import replace_file
 from halteres.process import Lifeline, die_with_parent
-from halteres.redaction import Redactor
+from halteres.redaction import Redactor, keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import how, reason
@@ -117,6 +118,7 @@ class Tester:
 
     def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
         """`done` is called once all is measured; services may still be closing then."""
+        keep_secret(request.env)
         self._folder, self._request, self._done = folder, request, done
         self._left, self._measured = {one.stem for one in request.models}, asyncio.Event()
         self._lifeline = Lifeline.open()
@@ -298,7 +300,7 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
     env = json.loads(json.dumps(env))  # values of types that YAML has no word for
     config = work / "config.yaml"
     settings = {"env": env, "openai": [server], "slurm": False, "testing": False}
-    config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    replace_file(config, yaml.safe_dump(settings, sort_keys=False).encode(), private=True)
     if not request.prompts:
         return request.program.command("process", "--config", str(config))
     # Free prompts go through our own program, in the environment's interpreter where it is one of ours.

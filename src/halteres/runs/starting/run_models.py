@@ -15,6 +15,7 @@ from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
+from halteres.logins import without_logins
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.model_folder import ModelFolder
@@ -94,6 +95,12 @@ def own_model(inference: InferenceSettings) -> RunModel:
 def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment
     sample, has another model."""
+    if without_logins(service_url) != service_url:
+        raise ServiceUnusable(
+            f"The address {without_logins(service_url)} has a login.",
+            "The SDK sends a service its key, and no login beside it.",
+            "Name the service without the login, and set TINKER_API_KEY to the key.",
+        )
     folder = str(model_folder(inference.model, models_home()) or inference.model)
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
@@ -145,8 +152,13 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
         raise NotReady(
             f"No training service answers at {service_url}.",
             error.why,
-            "Check the address, or leave it out: the run then starts a service of its own.",
+            f"Check the address{_asked_directly()}, or leave it out: the run then starts a service of its own.",
         ) from error
+
+
+def _asked_directly() -> str:
+    names = ", ".join(sorted(environ.proxies()))
+    return f" (a run's environments ask without the proxy of {names})" if names else ""
 
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"

@@ -30,10 +30,12 @@ from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sour
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.files import linked, replace_file
+from halteres.logins import without_logins
 from halteres.observe.metrics import Row, append_row
 from halteres.process import detach
+from halteres.redaction import without_secrets
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
-from halteres.runs.directory import RunDirectory, list_runs, new_run_id, runs_home
+from halteres.runs.directory import CONFIG, SETTINGS, RunDirectory, list_runs, new_run_id, runs_home
 from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import (
     Ground,
@@ -90,7 +92,9 @@ def write_resolved(folder: Path, settings: Settings, state: RunState, path: Path
     filled["inference.url"] = state.urls.get("service")
     wired: Effective = {name: {"value": value, "source": "wiring"} for name, value in filled.items()}
     whole = {**_resolved(folder), **values, **wired}
-    replace_file(folder / RESOLVED, json.dumps(whole, indent=1).encode() + b"\n")
+    shown = without_secrets({name: one["value"] for name, one in whole.items()})
+    rows = {name: {**one, "value": shown[name]} for name, one in whole.items()}
+    replace_file(folder / RESOLVED, json.dumps(rows, indent=1).encode() + b"\n")
 
 
 def sources_of(folder: Path) -> Sources:
@@ -115,9 +119,13 @@ def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key:
 
 
 def write_run(folder: Path, state: RunState, settings: Settings, policy: Policy, metrics: Iterable[Row] = ()) -> None:
-    """The files that every run begins with; `metrics`: rows of the run that this one goes on from."""
-    (folder / "settings.json").write_text(settings.model_dump_json(indent=1), encoding="utf-8")
-    (folder / "policy.json").write_text(policy.model_dump_json(indent=1), encoding="utf-8")
+    """The files that every run begins with; `metrics`: rows of the run that this one goes on from.
+
+    Whoever may see a run may read them: what is secret in its settings stands in config.yaml alone.
+    """
+    shown = without_secrets(settings.model_dump(mode="json"))
+    (folder / SETTINGS).write_text(json.dumps(shown, indent=1), encoding="utf-8")
+    (folder / "policy.json").write_text(without_logins(policy.model_dump_json(indent=1)), encoding="utf-8")
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     for row in metrics:
@@ -185,7 +193,7 @@ class Start(Startable):
         """The run's files, in a folder that will be `path`."""
         settings, state, resume = self.settings, self.state(), self.ground.resume
         write_resolved(folder, settings, state, path, resolved(settings, self.sources, is_resumed=resume is not None))
-        (folder / "config.yaml").write_text(config_text(settings, state, path, folder=folder), encoding="utf-8")
+        replace_file(folder / CONFIG, config_text(settings, state, path, folder=folder).encode(), private=True)
         if resume:
             carry_over(resume, folder, state.name)
         write_run(folder, state, settings, self.plan.policy, resume.metrics() if resume else ())
@@ -349,7 +357,7 @@ class RewardStart(Startable):
             "trainer": {"total_steps": self.total_steps},
         }
         state, metrics = self.state(), self.resumed.metrics() if self.resumed else []
-        (folder / "config.yaml").write_text("env: {}\n", encoding="utf-8")
+        replace_file(folder / CONFIG, b"env: {}\n", private=True)
         self.training.write(folder)
         metrics = [row for row in metrics if row.get("step", 0) <= state.step]
         write_run(folder, state, Settings.model_validate(sections), self.policy, metrics)

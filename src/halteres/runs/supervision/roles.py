@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,12 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.clients import json_client
+from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.errors import NotReady
 from halteres.files import replace_file
 from halteres.process import GRACE_S
+from halteres.redaction import keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
@@ -121,6 +122,7 @@ class Role:
     folder: Path | None = None  # where it runs; None: in the run directory
     keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of its own, secrets too
+    stays_here: bool = False  # it talks to this machine alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
     """Bind the sockets, write the addresses into the run's files and its state; the sockets are closed at the end."""
     run, state, secret = writer.run, writer.state, environ.run_secret()
     settings, trains_policy = run.settings(), state.kind == "rl"
+    keep_secret(settings.env)
     with ExitStack() as held:
 
         def listening(needed: object) -> Listener | None:
@@ -198,13 +201,9 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         names = {folder: name for name, folder in names_of(reward_folders(settings.env)).items()}
         root = with_login(context.reward.url, context.secret)
         settings = with_places(settings, lambda folder: f"{root}{path_of(names[folder])}")
-    before = os.umask(0o077)
-    try:
-        replace_file(context.path / WIRING, json.dumps(wiring, indent=1).encode())
-        config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
-        replace_file(context.path / "config.yaml", config.encode())
-    finally:
-        os.umask(before)
+    replace_file(context.path / WIRING, json.dumps(wiring, indent=1).encode(), private=True)
+    config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
+    replace_file(context.path / "config.yaml", config.encode(), private=True)
     write_resolved(context.path, context.settings, state, context.path, {})
 
 
@@ -233,6 +232,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     token, diagnostics = {environ.TRAJECTORY_TOKEN: context.secret}, f"{api.url}/v1/diagnostics"
     database = path / "api" / "trajectories.sqlite"
     config, metrics = str(path / "config.yaml"), path / "metrics.jsonl"
+    is_here = service is not None or Address.of(context.inference.url).is_here
     api_server = Role(
         name="api",
         title="API server",
@@ -240,6 +240,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         phase="api",
         ready=answers(diagnostics, context.secret),
         variables=token,
+        stays_here=True,
         ready_within_s=60,
         listener=api,
         restarts=2,  # its groups are in the database
@@ -250,10 +251,11 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         command=_module("halteres.training", "--run", path),
         phase="trainer",
         ready=trainer_ready,
-        ready_within_s=420,
+        ready_within_s=600,
         # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
         keys=() if service else (environ.API_KEY,),
         variables=token,
+        stays_here=is_here,
     )
     env = Role(
         name="env",
@@ -282,6 +284,7 @@ def _service(context: RunContext, listener: Listener) -> Role:
         phase="api",
         ready=answers(f"{listener.url}/api/v1/healthz"),
         variables={environ.SERVICE_KEY: context.secret},
+        stays_here=True,
         ready_within_s=300,
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
@@ -299,6 +302,7 @@ def _reward(context: RunContext, listener: Listener) -> Role:
         phase="api",
         ready=answers(f"{listener.url}/health", context.secret),
         variables={environ.REWARD_KEY: context.secret},
+        stays_here=True,
         ready_within_s=300,
         listener=listener,
         restarts=2,  # it holds nothing, and its clients ask again by themselves

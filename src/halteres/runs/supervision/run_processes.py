@@ -27,9 +27,10 @@ from typing import IO, Any
 from halteres.config import environ
 from halteres.config.settings import SinkName
 from halteres.files import NOT_JSON, read_regular
+from halteres.logins import STRUCK, unfinished_login, without_logins
 from halteres.observe.sinks import FLUSH_WITHIN_S, Reports, SinkReport, read_reports
 from halteres.process import GRACE_S, Child, Lifeline, alive, identity
-from halteres.redaction import SHORTEST, STRUCK
+from halteres.redaction import SHORTEST, Redactor
 from halteres.runs.directory import RunDirectory, StateWriter
 from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
 from halteres.text import beginning
@@ -63,23 +64,27 @@ def spawn(
     descriptors: Sequence[int] = (),
     keys: Sequence[str] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
+    stays_here: bool = False,
     answer: IO[bytes] | None = None,
 ) -> Child:
     """Start a command whose output is appended to `log`; OSError where that cannot be.
 
-    `keys`: names of the secret variables of ours that it may have. `answer`: a file for its stdout, which is then not
+    `keys`: names of the secret variables of ours that it may have. `stays_here`: it talks to this machine alone, and
+    gets no proxy. `answer`: a file for its stdout, which is then not
     for the log; no pipe, which a child that it leaves behind would hold open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     emptied: Callable[[], object] | None = None
     try:
-        secret_filter = SecretFilter(environ.secrets().values())
+        secret_filter = SecretFilter(Redactor.of_this_process().secrets)
         if not secret_filter.idle:
             output, emptied = _piped(output, secret_filter, log.stem)
+        environment_for = environ.for_loopback if stays_here else environ.with_keys
+        own = {"PYTHONUNBUFFERED": "1", **variables}
         return Child(
             command,
-            environment=environ.with_keys(*keys, PYTHONUNBUFFERED="1", **variables),
+            environment=environment_for(*keys, **own),
             folder=folder,
             lifeline=lifeline,
             descriptors=descriptors,
@@ -92,9 +97,10 @@ def spawn(
 
 
 class SecretFilter:
-    """Strikes values out of a stream of bytes, however the stream is cut.
+    """Strikes values, and the passwords of addresses, out of a stream of bytes, however the stream is cut.
 
-    What it holds back is the beginning of a value at the very end of what came so far, and nothing else.
+    What it holds back is the beginning of a value or of an address at the very end of what came so far, and nothing
+    else.
 
     >>> secret_filter = SecretFilter(["sk-12345678"])
     >>> secret_filter.through(b"key=sk-12"), secret_filter.through(b"345678!"), secret_filter.rest()
@@ -117,17 +123,20 @@ class SecretFilter:
         if self.idle:
             return data
         stream = self._held + data.decode("latin-1")  # one character for each byte
-        cut = beginning(stream, self._secrets)
+        cut = min(beginning(stream, self._secrets), unfinished_login(stream))
         for match in self._pattern.finditer(stream):
             if match.start() < cut:  # else it may be the beginning of a longer one
                 cut = max(cut, match.end())
         self._held = stream[cut:]
-        return self._pattern.sub(STRUCK, stream[:cut]).encode("latin-1")
+        return self._struck(stream[:cut])
 
     def rest(self) -> bytes:
         """What was held back: nothing more comes."""
         held, self._held = self._held, ""
-        return self._pattern.sub(STRUCK, held).encode("latin-1") if held else b""
+        return self._struck(held) if held else b""
+
+    def _struck(self, stream: str) -> bytes:
+        return without_logins(self._pattern.sub(STRUCK, stream)).encode("latin-1")
 
 
 def _piped(log: int, secret_filter: SecretFilter, name: str) -> tuple[int, Callable[[], object]]:
@@ -207,6 +216,7 @@ class RunProcesses:
             descriptors=(role.listener.descriptor,) if role.listener else (),
             keys=role.keys,
             variables=role.variables,
+            stays_here=role.stays_here,
         )
         self._children[role.name] = child
         port = role.listener.port if role.listener else None

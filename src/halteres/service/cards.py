@@ -1,0 +1,79 @@
+"""Cards: which training services this user has running, whatever their state directories.
+
+HALTERES_HOME/services/PID.json, there while its service is. A service that another process of ours has started (a
+run's, an evaluation's) leaves none: its clients know where it is, and it serves no others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halteres.config import environ
+from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.process import alive, identity
+
+log = logging.getLogger(__name__)
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """One service."""
+
+    url: str
+    state: str  # its folder
+    since: float  # unix s
+    process: dict[str, Any]  # as `process.identity` has it
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its process still runs."""
+        return alive(self.process)
+
+
+@contextmanager
+def card_left(url: str, state: Path) -> Iterator[None]:
+    """Have a card of this process in the home while the block runs, and take away those of services that are gone. A
+    home that takes none is logged: the service itself needs no card."""
+    if environ.lifeline_fd() is not None:
+        yield
+        return
+    card = Card(url=url, state=str(state.absolute()), since=time.time(), process=identity(os.getpid()))
+    file = _folder() / f"{os.getpid()}.json"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for gone in (other for other, known in _cards() if not known.is_live):
+            gone.unlink(missing_ok=True)
+        replace_file(file, msgspec.json.encode(card))
+    except OSError as error:
+        why = error.strerror or error
+        log.warning("`halteres variables` will not find this service: %s cannot be written (%s).", file, why)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def newest_live() -> Card | None:
+    """The service of this user that was started last, of those that run."""
+    live = [card for _, card in _cards() if card.is_live]
+    return max(live, key=lambda card: card.since, default=None)
+
+
+def _folder() -> Path:
+    return environ.home() / "services"
+
+
+def _cards() -> Iterator[tuple[Path, Card]]:
+    """Every card of this user's that can be read; another user's service may share the home."""
+    for file in _folder().glob("*.json"):
+        with suppress(OSError, *NOT_JSON):
+            if file.stat().st_uid == os.getuid():
+                yield file, msgspec.json.decode(read_regular(file), type=Card)
