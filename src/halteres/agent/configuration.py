@@ -356,7 +356,7 @@ def rl_edit_config(
         before, discarded = drafts.without_impossible_edits(stored)
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
-            after, now = before.edited(edits)
+            after, now = before.edited(caller, edits)
             # What the policy holds is refused also where it is asked for the very value that it holds.
             policy, keys = load_policy(), {name: Edit(name=name, value=given).key for name, given in edits.items()}
             locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]

@@ -163,6 +163,11 @@ class Caller:
         """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
         return cls(draft=environ.agent_session() or "default", write=write)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it came without the token (`open_access` says what it may)."""
+        return self.open_threads is not None
+
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
         if self.open_threads is None:

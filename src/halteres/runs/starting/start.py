@@ -134,6 +134,11 @@ class Startable:
     policy: Policy = field(default_factory=load_policy)  # what the operator locks and caps
     idempotency_key: str | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is started without the control server's token."""
+        return False
+
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
         raise NotImplementedError
@@ -146,6 +151,11 @@ class Start(Startable):
     plan: Plan
     ground: Ground  # of that plan, as `preflight.examine` found it
     sources: Sources
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is started without the control server's token."""
+        return self.plan.is_open
 
     @property
     def settings(self) -> Settings:
@@ -197,10 +207,12 @@ def plan_of(
     service_url: str | None = None,
     resume: RunDirectory | None = None,
     policy: Policy | None = None,
+    is_open: bool = False,
 ) -> Plan:
-    """What `start_run` would examine with the same arguments."""
+    """What `start_run` would examine with the same arguments; `is_open`: it is started without the control server's
+    token."""
     url = service_url.rstrip("/") if service_url else None
-    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume)
+    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume, is_open=is_open)
 
 
 def start_run(
@@ -249,7 +261,7 @@ def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDi
         with locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
             if (first := run_of_key(start.idempotency_key)) is not None:
                 return first
-            check_concurrency(start.policy)
+            check_concurrency(start.policy, is_open=start.is_open)
             _launch(start, run, beside, supervisor)
     except OSError as error:
         raise StartFailed(
