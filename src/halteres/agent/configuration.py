@@ -383,8 +383,8 @@ def rl_edit_config(
 
 
 def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dict[str, Any]:
-    """Both forms of a call as one. Some hosts send an empty `value` that nobody gave."""
-    if field is None and changes and value in (UNSET, ""):
+    """Both forms of a call as one. Some hosts send an empty or a null `value` that nobody gave."""
+    if field is None and changes and value in (UNSET, "", None):
         return changes
     if field is not None and value is not UNSET and not changes:
         return {field: value}

@@ -19,7 +19,7 @@ from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
 from halteres.agent.run_snapshot import snapshot_of
-from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
+from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, RunName, Sentence, tool
 from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
@@ -177,7 +177,7 @@ def rl_start_training(
     ] = None,
     changes: Changes = None,
     dry_run: Annotated[bool, Field(description="only check, and estimate memory and time on this machine")] = False,
-    name: Annotated[str | None, Field(description="readable name of the run", max_length=80)] = None,
+    name: RunName = None,
     resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)

@@ -8,6 +8,7 @@ trainer     the RL loop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ Estimator = Literal[
 
 Weighting = Literal["token", "turn", "episode"]  # what counts the same in the loss, however many tokens it has
 MOST_PINNED = 32  # updates of a run whose older weights can be sampled from by their version, beside the newest
+
+
+ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
+"""A run's name: lists, files and terminals show it."""
 
 
 def default_name(environment: str, run_id: str) -> str:
@@ -79,7 +84,7 @@ class RunSettings(Section):
         "readable name of the run, on one line; default: ENVIRONMENT-RUN",
         reaches="nothing",
         max_length=80,
-        pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
+        pattern=f"^{ONE_LINE.pattern}$",
     )
     environment: str = setting(
         "arithmetic",
