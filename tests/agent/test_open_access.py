@@ -127,7 +127,8 @@ def test_every_setting_that_can_hold_a_text_says_what_it_reaches() -> None:
     assert [str(leaf) for leaf in LEAVES if leaf.reach is None] == []
     kinds = {leaf.reach for leaf in LEAVES}
     assert kinds == {*WANT_TOKEN, "environment", "model", "name", "nothing"}
-    assert len(REACHING) > 20
+    known = {"run.interpreter", "env.spool_dir", "env.rewards", "env.make", "env.search_url"}
+    assert known <= {leaf.key for leaf in REACHING}
 
 
 OPEN_TOOLS = {
@@ -343,6 +344,7 @@ def test_a_text_that_is_too_large_to_be_checked_is_refused(bomb: str) -> None:
 async def test_what_names_nothing_beyond_the_run_is_set_without_the_token() -> None:
     own = "[{name: own, environment: true, weight: 2}]"
     changes = {
+        "inference.engine": "scripted",
         "group_size": 8,
         "system_prompt": "/no_think, see http://x",
         "rewards": own,

@@ -2,10 +2,11 @@
 
 Owns: the kinds of reach; the walk that finds every text of a value with its kind.
 Never: decides who may set what.
-Guarantees: a text is judged as the setting's type reads it, also where a list or an object came as YAML.
+Guarantees: a text is judged as the setting's type reads it, also where a list or an object came as
+YAML.
 
-A setting of ours that can hold a text declares its kind (`reaches`, in its JSON Schema). Settings of other people's
-environments declare none; their texts are judged by what they look like.
+A setting of ours that can hold a text declares its kind (`reaches`, in its JSON Schema). Settings of
+other people's environments declare none; their texts are judged by what they look like.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from typing import Any, Final, Literal, get_args
 import yaml
 
 Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
-"""code: a program, module or function that is run; path: a file or folder; address: a server; key: a secret that is
-spent; environment, model: one by its name, or by its path; name: of a data set, or its path; nothing: words."""
+"""code: a program, module or function that is run; path: a file or folder; address: a server; key: a
+secret that is spent; environment, model: one by its name, or by its path; name: of a data set, or its
+path; nothing: words."""
 
 REACHES: Final = "reaches"  # the key in a field's JSON Schema
 
 _KINDS: Final[tuple[Any, ...]] = get_args(Reach)
 
 MOST_PARTS, MOST_CHARACTERS = 10_000, 20_000
-"""Parts of one value, and characters of a text that is read as YAML: aliases make little text into much."""
+"""Parts of one value, and characters of a text that is read as YAML, whose aliases make little text
+into much."""
 
 
 class TooLargeToCheck(ValueError):
@@ -52,7 +55,7 @@ def texts_of(schema: Mapping[str, Any], name: str, value: Any) -> Iterator[Text]
     """Every text in the value of a setting.
 
     Args:
-        schema: JSON Schema of the object that has the setting; one without it declares nothing about it.
+        schema: JSON Schema of the object that has the setting; one without it declares nothing.
         name: of the setting.
         value: as it was given, or as it holds.
 
@@ -70,8 +73,10 @@ class _Walk:
         self._definitions = definitions
         self._parts = 0
 
-    def texts(self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None) -> Iterator[Text]:
-        """The texts in a value; what lies in a setting has the setting's reach, unless it declares its own."""
+    def texts(
+        self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None
+    ) -> Iterator[Text]:
+        """The texts in a value; what lies in a setting has its reach, unless it declares its own."""
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise TooLargeToCheck
@@ -81,17 +86,23 @@ class _Walk:
             yield from self._text(schema, options, value, place, reach)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                if reach is None:
-                    yield Text(place=place, text=str(key), reach=None if not _property(options, key) else "nothing")
+                if reach is None and not _property(options, key):
+                    yield Text(place=place, text=str(key), reach=None)
                 yield from self.texts(_property(options, key), item, f"{place}.{key}", reach)
         elif isinstance(value, list | tuple):
             for number, item in enumerate(value):
                 yield from self.texts(_item(options, number), item, f"{place}.{number}", reach)
 
     def _text(
-        self, schema: Mapping[str, Any], options: list[dict[str, Any]], value: str, place: str, reach: Reach | None
+        self,
+        schema: Mapping[str, Any],
+        options: list[dict[str, Any]],
+        value: str,
+        place: str,
+        reach: Reach | None,
     ) -> Iterator[Text]:
-        if any(value in one.get("enum", ()) or value == one.get("const") for one in options):
+        is_fixed = any(value in one.get("enum", ()) or value == one.get("const") for one in options)
+        if reach is None and is_fixed:
             return
         takes_texts = any(one.get("type") == "string" for one in options)
         # A list or an object may come as YAML; a class that declares nothing may read any text so.
@@ -106,7 +117,9 @@ class _Walk:
         name = str(schema.get("$ref", "")).rpartition("/")[2]
         whole = {**self._definitions.get(name, {}), **schema}
         yield whole
-        for alternative in (one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())):
+        for alternative in (
+            one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())
+        ):
             yield from self._options(alternative)
 
 
@@ -122,7 +135,11 @@ def _property(options: list[dict[str, Any]], key: Any) -> Mapping[str, Any]:
     for one in options:
         if key in one.get("properties", {}):
             return one["properties"][key]
-    rest = (one["additionalProperties"] for one in options if isinstance(one.get("additionalProperties"), Mapping))
+    rest = (
+        one["additionalProperties"]
+        for one in options
+        if isinstance(one.get("additionalProperties"), Mapping)
+    )
     return next(rest, {})
 
 
@@ -160,19 +177,20 @@ _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w*)?")
 
 
 def looks_elsewhere(text: str) -> bool:
-    """Whether a text, or a word of it, looks like an address, or like a path that leads elsewhere than below a folder
-    of ours.
+    """Whether a text, or a word of it, looks like an address, or like a path that leads elsewhere
+    than below a folder of ours.
 
     >>> [looks_elsewhere(one) for one in ("openai/gsm8k", "and/or", "x, /etc/passwd", "http://x")]
     [False, False, True, True]
     """
     return _PATH.match(text) is not None or any(
-        _PATH_WITHIN.match(word) or "://" in word or ".." in word.split("/") for word in _words(text)
+        _PATH_WITHIN.match(word) or "://" in word or ".." in word.split("/")
+        for word in _words(text)
     )
 
 
 def looks_outward(text: str) -> bool:
-    """Whether it looks elsewhere, or a word of it like the name of a function or the file of a program.
+    """Whether it looks elsewhere, or a word of it like a function's name or a program's file.
 
     >>> [looks_outward(one) for one in ("openai/gsm8k", "os:abort", "rewards.py")]
     [False, True, True]
