@@ -1,9 +1,10 @@
 """Arguments of a call as clients send them, read as the types that its tool declares.
 
-Owns: which other types are read: 3.0 and "3" for an integer, JSON in a text for a list or an object, null for what is
-not given.
+Owns: which other types are read: 3.0 and "3" for an integer, JSON in a text for a list or an
+object, null for what is not given.
 Never: reads a text as something else where the tool takes texts.
-Guarantees: what was read as another type is told to the caller; what cannot be read is left for the tool to refuse.
+Guarantees: the answer says what was read as another type; what cannot be read is left for the tool
+to refuse.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ReadArguments:
 
 
 def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
-    """The arguments that were given. An empty text counts as not given (some clients fill them in), and so does null
-    where the tool has a default.
+    """The arguments that were given. An empty text counts as not given (some clients fill them in),
+    and so does null where the tool has a default.
 
     Raises:
         UserError: a text holds what no text can hold.
@@ -116,7 +117,7 @@ def _from_text(text: str, types: set[str]) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, names of members included. Values nested too deeply are refused elsewhere."""
+    """Every text in a value, names of members included."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

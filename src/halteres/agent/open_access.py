@@ -3,7 +3,7 @@
 Owns: the refusals of such a caller, and how much it may have under way at once.
 Never: judges a text before it is read as its setting reads it.
 Guarantees: what a refused call names was neither run, opened nor asked. A draft is checked whole,
-whoever edited it.
+also what was set with the token.
 
 A caller with the token is refused nothing here.
 """
@@ -72,12 +72,12 @@ def check_keys(caller: Caller, variables: Iterable[str]) -> None:
 
 
 def check_number(things: str, number: int, most: int) -> None:
-    """Refuse one more where there are as many as callers without the token may have. Raises Busy."""
+    """Refuse one more where there are as many as such callers may have. Raises Busy."""
     if number >= most:
         raise Busy(
             f"Without the token {most} {things} at once are the limit.",
             f"There are {number}.",
-            "Wait for one to end. With the token, which is in HALTERES_HOME/token, there is no limit",
+            "Wait for one to end; with the token, in HALTERES_HOME/token, there is no limit",
         )
 
 

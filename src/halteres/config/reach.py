@@ -5,8 +5,8 @@ Never: decides who may set what.
 Guarantees: a text is judged as the setting's type reads it, also where a list or an object came as
 YAML.
 
-A setting of ours that can hold a text declares its kind (`reaches`, in its JSON Schema). Settings of
-other people's environments declare none; their texts are judged by what they look like.
+A setting of ours that can hold a text declares its kind (`reaches`, in its JSON Schema). Settings
+of other people's environments declare none; their texts are judged by what they look like.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Final, Literal, get_args
 import yaml
 
 Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
-"""code: a program, module or function that is run; path: a file or folder; address: a server; key: a
-secret that is spent; environment, model: one by its name, or by its path; name: of a data set, or its
-path; nothing: words."""
+"""code: a program, module or function that is run; path: a file or folder; address: a server;
+key: a secret that is spent; environment, model: one by its name, or by its path; name: of a data
+set, or its path; nothing: words."""
 
 REACHES: Final = "reaches"  # the key in a field's JSON Schema
 
@@ -76,7 +76,7 @@ class _Walk:
     def texts(
         self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None
     ) -> Iterator[Text]:
-        """The texts in a value; what lies in a setting has its reach, unless it declares its own."""
+        """The texts in a value; a part that declares no reach has that of its setting."""
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise TooLargeToCheck

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from halteres.config import environ
+from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import Policy, load_policy, over_cap
 from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
@@ -326,8 +327,10 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
         shutil.copy2(entry, into / "rollouts" / entry.name)
-    saved = into / "env_checkpoints" / name  # what an environment saves of itself lies under the name of its run
-    for entry in filter(is_done, (old.path / "env_checkpoints" / old.state().name).glob("step-*.json")):
+    # What an environment saves of itself lies under the name of its run.
+    saved = into / "env_checkpoints" / in_file_name(name)
+    before = old.path / "env_checkpoints" / in_file_name(old.state().name)
+    for entry in filter(is_done, before.glob("step-*.json")):
         saved.mkdir(parents=True, exist_ok=True)
         shutil.copy2(entry, saved)
     source, target = old.path / "service", into / "service"
