@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, UserError, as_http
-from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, hostname_of, is_loopback
+from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, host_of, hostname_of, is_loopback, is_of_another_site
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -79,18 +79,18 @@ class AccessPolicy:
         def all_of(header: bytes) -> list[str]:
             return [value.decode("latin-1") for name, value in headers if name == header]
 
-        hosts, sites = all_of(b"host"), [site.lower() for site in all_of(b"sec-fetch-site")]
+        hosts, sites = all_of(b"host"), all_of(b"sec-fetch-site")
         # An embedded address has no Origin, and without TLS no Sec-Fetch-Site, but a Referer.
         origins = all_of(b"origin") + ["/".join(url.split("/", 3)[:3]) for url in all_of(b"referer")]
         expected = None if self.token is None else self.token.encode()
         given = [token for login in all_of(b"authorization") for token in _tokens(login)]
         knows = expected is not None and any(hmac.compare_digest(one, expected) for one in given)
         of_page = bool(origins or sites)  # a browser sends it, for a page
-        if len(hosts) != 1 or not (self._is_own(hostname_of(f"//{hosts[0]}")) or (knows and not of_page)):
+        if len(hosts) != 1 or not (self._is_own(host_of(hosts[0])) or (knows and not of_page)):
             return self._foreign("Host", hosts)
         if not all(hostname_of(origin) in self.names or origin == f"http://{hosts[0]}" for origin in origins):
             return self._foreign("Origin", origins)
-        if "cross-site" in sites and not origins:
+        if is_of_another_site(sites) and not origins:
             return self._foreign("the page", [])
         return None if expected is None or knows else NO_TOKEN
 

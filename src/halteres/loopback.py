@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +25,11 @@ HOST = "127.0.0.1"
 STALL_S = 10.0  # how long nothing of a body may arrive
 DEADLINE_S = 120.0  # how long a small body may take from first byte to last
 SLOWEST = 256 * 1024  # bytes of a large one that come in each second beyond that
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
+"""Of a Host header: a name or an address, and a port (RFC 9110, section 7.2)."""
+
+OWN_SITES = ("same-origin", "same-site", "none")  # of Sec-Fetch-Site: other pages of this machine are same-site
 
 T = TypeVar("T")
 
@@ -165,9 +171,27 @@ class OneLength:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether Host, or Origin where there is one, names something else than the loopback."""
-    host, origin = headers.get("host"), headers.get("origin")
-    return not is_local(f"//{host}") or (origin is not None and not is_local(origin))
+    """Whether Host, or Origin where there is one, names something else than the loopback; or another site's page only
+    embeds an address. Following a link to one is no embedding."""
+    hosts, origin = headers.getlist("host"), headers.get("origin")
+    if len(hosts) != 1 or host_of(hosts[0]) not in LOCAL_NAMES:
+        return True
+    if origin is not None:
+        return not is_local(origin)
+    is_followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return is_of_another_site(headers.getlist("sec-fetch-site")) and not is_followed
+
+
+def is_of_another_site(sites: Sequence[str]) -> bool:
+    """Whether Sec-Fetch-Site says that another site's page made a request."""
+    return any(site.strip().lower() not in OWN_SITES for site in sites)
+
+
+def host_of(header: str) -> str | None:
+    """The one host that a Host header names, in small letters; None where it names none, or more than a host and its
+    port: `127.0.0.1, evil`, `user@localhost`, `localhost/path`."""
+    found = _HOST.fullmatch(header)
+    return found[1].strip("[]").lower() if found else None
 
 
 def is_local(url: str) -> bool:

@@ -148,15 +148,12 @@ RUNS_SOMETHING: list[tuple[str, dict[str, Any]]] = [
     ("/environments/arithmetic/select", {"changes": {"interpreter": "/tmp/python"}}),
     ("/config", {"field": "run.interpreter", "value": "/tmp/python"}),
     ("/config", {"changes": {"group_size": 8, "run.interpreter": "/tmp/python"}}),
-    ("/config", {"field": "environment", "value": "/opt/envs/a.py"}),
     ("/runs", {"environment": "/opt/envs/a.py"}),
     ("/runs", {"changes": {"run.interpreter": "/tmp/python"}}),
-    ("/test/inference", {"changes": {"run.environment": "/opt/envs/a.py"}}),
 ]
 
 REACHES_A_FOLDER: list[tuple[str, dict[str, Any]]] = [
     ("/config", {"field": "spool_dir", "value": "groups"}),
-    ("/config", {"field": "env.data_dir_to_save_evals", "value": "evals"}),
     ("/config", {"field": "inference.model", "value": "/home/another/model"}),
     ("/config", {"field": "model_name", "value": "~/model"}),
     ("/config", {"changes": {"group_size": 8, "dataset": "../../private.jsonl"}}),
@@ -182,22 +179,37 @@ def below_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The tests that would be started; none is."""
+    requests: list[Request] = []
+
+    def start(request: Request) -> TestFolder:
+        requests.append(request)
+        raise NotReady("It is begun.")
+
+    monkeypatch.setattr(testing, "start", start)
+    return requests
+
+
 @pytest.mark.parametrize(("path", "body"), [*RUNS_SOMETHING, *REACHES_A_FOLDER])
 async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_reached(
-    seen: list[tuple[str, dict[str, Any], str]], below_a_folder: Path, path: str, body: dict[str, Any]
+    begun: list[Request], below_a_folder: Path, path: str, body: dict[str, Any]
 ) -> None:
     """Every user of the machine reaches the open routes, and what these name is run, read or written as the server's
     user; also a model below its working directory."""
     (below_a_folder / "private/m").mkdir(parents=True)
     (below_a_folder / "private/m/config.json").write_text("{}")
+    body = {**body, "dry_run": True} if path == "/runs" else body
     async with control.client(authorization="") as http:
+        await http.post("/environments/arithmetic/select")
         for given in ({}, {"Authorization": "Bearer guessed"}):
             answer = await http.post(path, json=body, headers=given)
             assert (answer.status_code, answer.json()["code"]) == (200, "unauthorized")
             assert "TOKEN" in answer.json()["next"]
-        assert not seen
-        assert (await http.post(path, json=body, auth=("halteres", token()))).status_code == 200
-        assert len(seen) == 1
+        assert not begun
+        known = await http.post(path, json=body, auth=("halteres", token()))
+        assert known.json().get("code") != "unauthorized"
 
 
 SPENDS_A_KEY: list[tuple[dict[str, Any], str]] = [
@@ -212,19 +224,12 @@ SPENDS_A_KEY: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "key"), SPENDS_A_KEY)
 async def test_without_the_token_nobody_spends_the_operators_key(
-    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], key: str
+    monkeypatch: pytest.MonkeyPatch, begun: list[Request], body: dict[str, Any], key: str
 ) -> None:
     """Whatever the call names, it is what the test would be given that counts."""
-    begun: list[Request] = []
     for name, value in (("OPENROUTER_API_KEY", "sk-or"), ("TINKER_API_KEY", "tml-x"), ("TINKER_BASE_URL", "http://x")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(run_models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
-
-    def start(request: Request) -> TestFolder:
-        begun.append(request)
-        raise NotReady("It is begun.")
-
-    monkeypatch.setattr(testing, "start", start)
     async with control.client(authorization="") as http:
         await http.post("/environments/arithmetic/select", json={"changes": {"inference.model": "Qwen/Big"}})
         answer = (await http.post("/test/inference", json=body)).json()
@@ -235,14 +240,15 @@ async def test_without_the_token_nobody_spends_the_operators_key(
 
 
 async def test_without_the_token_models_of_this_machine_and_weights_of_its_runs_are_tested(
-    seen: list[tuple[str, dict[str, Any], str]],
+    begun: list[Request],
 ) -> None:
-    named = ["halteres/tiny", "local:nowhere", "3fa9c1d2", "tinker://3fa9c1d2/sampler_weights/000010"]
+    named = ["halteres/tiny", "local:nowhere", "tinker://3fa9c1d2/sampler_weights/000010"]
     async with control.client(authorization="") as http:
+        await http.post("/environments/arithmetic/select")
         for name in named:
             await http.post("/test/inference", json={"models": [name]})
         refused = (await http.post("/test/inference", json={"models": ["/home/me/runs/3fa9c1d2/adapter"]})).json()
-    assert [arguments["models"] for _, arguments, _ in seen] == [[name] for name in named]
+    assert [request.models[0].base for request in begun] == [name.removeprefix("local:") for name in named]
     assert "not a folder" in refused["error"] and "KEY" not in refused["error"]
 
 
@@ -334,7 +340,16 @@ async def test_the_seeds_routes_want_the_token_where_they_are_told_to(
         assert len(seen) == len(LEGACY)
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example:8080"}, {"Origin": "http://evil.example"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example:8080"},
+        {"Host": "127.0.0.1:8080, evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    ],
+)
 async def test_a_foreign_page_is_refused_whatever_it_asks_for(
     seen: list[tuple[str, dict[str, Any], str]], headers: dict[str, str]
 ) -> None:

@@ -70,6 +70,12 @@ async def test_checkpoints_are_written_at_the_trainers_interval_and_found_again(
     assert again.seen == 6
 
 
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "a/b"])
+def test_checkpoints_stay_in_their_folder_whatever_the_run_is_called(inference: Inference, name: str) -> None:
+    folder = Counting(config(wandb_name=name), [server(inference)]).checkpoint_folder
+    assert folder.parent.name == "env_checkpoints" and folder.name not in ("", ".", "..")
+
+
 async def test_without_a_supervisor_serve_evaluates_every_so_many_steps_and_rolls_nothing_out_meanwhile(
     inference: Inference, caplog: pytest.LogCaptureFixture
 ) -> None:

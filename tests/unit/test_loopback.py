@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from halteres.access_policy import AccessPolicy
 from halteres.errors import Conflict, InvalidConfig
 from halteres.loopback import Server, is_foreign, open_listener, url_of
 
@@ -36,6 +37,45 @@ def test_requests_that_name_another_machine_are_refused(name: str) -> None:
 
 def test_a_page_without_an_origin_of_its_own_is_refused() -> None:
     assert is_refused(origin="null")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1, evil.example",
+        "evil, trainer",
+        "localhost,localhost",
+        "evil@127.0.0.1",
+        "127.0.0.1/evil",
+        "127.0.0.1#evil",
+        "127.0.0.1:80:80",
+        "127.0.0.1:http",
+        "127.0.0.1 evil",
+        "\t127.0.0.1",
+        "[::1",
+        "::1",
+    ],
+)
+def test_a_host_header_that_names_more_than_one_host_and_its_port_is_refused(host: str) -> None:
+    assert is_refused(host=host)
+    for policy in (AccessPolicy(), AccessPolicy(any_address=True)):
+        assert policy.refusal([(b"host", host.encode())]) is not None
+
+
+def test_a_second_host_header_is_refused() -> None:
+    assert is_foreign(Headers(raw=[(b"host", b"127.0.0.1"), (b"host", b"evil.example")]))
+
+
+def test_an_address_that_another_sites_page_embeds_is_refused_and_a_link_to_it_is_not() -> None:
+    for site in ("cross-site", "Cross-Site", "cross-site, none", "elsewhere"):
+        assert is_refused(**{"sec-fetch-site": site})
+        assert is_refused(**{"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"})
+        assert is_refused(**{"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"})
+    for site in ("none", "same-origin", "same-site"):
+        assert not is_refused(**{"sec-fetch-site": site})
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert not is_refused(**followed)
+    assert is_refused(**followed, origin="http://evil.example")
 
 
 def test_a_new_listener_is_on_the_loopback_and_known_as_tcp() -> None:

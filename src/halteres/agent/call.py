@@ -23,6 +23,7 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 from halteres.agent.answer_text import LONGEST, clipped, echoed, fitted, marked
+from halteres.agent.arguments import ReadArguments, read_arguments
 from halteres.agent.drafts import drafts_folder, lock_of
 from halteres.agent.next_steps import next_call
 from halteres.agent.status import looks_folder
@@ -71,12 +72,14 @@ class Reply:
 
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
     """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an exception."""
+    given = ReadArguments()
     try:
         with boundary(Defect, name):
             if name not in BY_NAME:
                 raise unknown(UserError, "tool", name, BY_NAME)
             found = BY_NAME[name]
-            checked = _checked(found, arguments or {})
+            given = read_arguments(found, arguments or {})
+            checked = _checked(found, given.values)
             # A tool that waits runs on the loop, the others in a thread: they read files and ask environments.
             if inspect.iscoroutinefunction(found.function):
                 result: Result = await found.function(caller, **checked)
@@ -85,23 +88,26 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             if not found.hints.read_only:  # something new was begun
                 await asyncio.to_thread(clean_up)
             body = result.model_dump(mode="json", exclude_unset=True, context=caller.write)
+            if given.coerced:
+                body["coerced"] = {**given.coerced, **body.get("coerced", {})}
             body["next"] = body.pop("next")  # the last key
             return Reply(body=_sealed(body, result.longest), images=result.images)
     except HalteresError as error:
+        if given.coerced:
+            error.details["coerced"] = {**given.coerced, **error.details.get("coerced", {})}
         return refused(name, error, arguments or {}, caller)
 
 
 def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given, validated. A text that is empty counts as not given (some clients fill them in).
+    """The arguments that were given, validated.
 
     Raises:
         UserError: the tool does not take them.
     """
     if _is_deeper(arguments, MAX_DEPTH):
         raise UserError("The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels.")
-    given = {name: value for name, value in arguments.items() if value != "" or name == "value"}
     try:
-        model = found.arguments.model_validate(given)
+        model = found.arguments.model_validate(arguments)
     except ValidationError as error:
         raise _invalid(found, error) from error
     return {name: getattr(model, name) for name in model.model_fields_set}

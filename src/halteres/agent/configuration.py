@@ -358,7 +358,7 @@ def rl_edit_config(
         before, discarded = drafts.without_impossible_edits(stored)
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
-            after, now = before.edited(edits)
+            after, now = before.edited(caller, edits)
             # What the policy holds is refused also where it is asked for the very value that it holds.
             policy, keys = load_policy(), {name: Edit(name=name, value=given).key for name, given in edits.items()}
             locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
@@ -385,8 +385,8 @@ def rl_edit_config(
 
 
 def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dict[str, Any]:
-    """Both forms of a call as one. Some hosts send an empty `value` that nobody gave."""
-    if field is None and changes and value in (UNSET, ""):
+    """Both forms of a call as one. Some hosts send an empty or a null `value` that nobody gave."""
+    if field is None and changes and value in (UNSET, "", None):
         return changes
     if field is not None and value is not UNSET and not changes:
         return {field: value}

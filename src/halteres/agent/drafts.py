@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from halteres.agent import open_access
 from halteres.agent.answer_text import echoed, nonempty
 from halteres.agent.tool import Caller, Facts
 from halteres.config import environ
@@ -46,6 +47,8 @@ from halteres.runs.state import locked
 _log = logging.getLogger(__name__)
 
 _HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of folders
+
+OPEN_DRAFTS = 200  # of whatever callers, beyond which one without the token makes no other
 
 WITHIN_S = 10.0  # how long an edit waits for another of the same draft, which may have to ask the environment
 NAME_LENGTH = 63  # of an environment's name in a run's: with the time it fits into run.name
@@ -85,12 +88,25 @@ class Draft:
         changes = self.changes if changes is None else changes
         return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
 
-    def edited(self, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
-        """The draft with these settings changed too, and what it comes to. InvalidConfig: none of them can be."""
+    def admitted(self, caller: Caller, changes: Mapping[str, Any] | None = None) -> Resolved:
+        """As `resolve`, for a caller who sets or starts them. Raises TokenNeeded where that takes the token."""
+        changes = self.changes if changes is None else changes
+        open_access.check_changes(caller, self.selected, changes)
+        resolved = self.resolve(changes)
+        open_access.check_settings(caller, resolved)
+        return resolved
+
+    def edited(self, caller: Caller, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
+        """The draft with these settings changed too, and what it comes to.
+
+        Raises:
+            InvalidConfig: none of them can be.
+            TokenNeeded: the caller may not set them.
+        """
         _check_names(changes)
         overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
         others = {key: value for key, value in self.changes.items() if key not in overridden}
-        resolved = self.resolve({**others, **changes})
+        resolved = self.admitted(caller, {**others, **changes})
         values = by_key(resolved.settings)
         edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
         return replace(self, changes={key: values[key] for key in edited}), resolved
@@ -140,8 +156,11 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
     Raises:
         NotReady: somebody else does, for longer than WITHIN_S.
         DraftNotStored: the disk will not have it.
+        Busy: there are as many as callers without the token may make.
     """
     handle = _handle(caller, draft)
+    if caller.is_open and not _file(handle).exists():
+        open_access.check_number("drafts", sum(1 for _ in drafts_folder().glob("*.json")), OPEN_DRAFTS)
     with ExitStack() as held:
         with _storing(handle):
             _file(handle).parent.mkdir(parents=True, exist_ok=True)
@@ -209,8 +228,9 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
     """Select an environment with its own defaults, and edit.
 
     Raises:
-        EnvironmentNotFound, EnvironmentBroken, InvalidConfig: the draft is as it was.
+        EnvironmentNotFound, EnvironmentBroken, InvalidConfig, TokenNeeded: the draft is as it was.
     """
+    open_access.check_environment(caller, environment)
     found = found_environment(environment)
     now = time.time()
     fresh = Draft(
@@ -219,7 +239,7 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
         selected_at=now,
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
-    after, resolved = fresh.edited(changes)  # may take seconds: nobody else waits for them
+    after, resolved = fresh.edited(caller, changes)  # may take seconds: nobody else waits for them
     with editing(caller, draft) as before:
         save_draft(after)
     return Selection(draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes))

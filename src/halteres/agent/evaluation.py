@@ -111,7 +111,7 @@ def _request(
         )
     service_url = None
     if base and not run_id:  # the base model of a draft, on the draft's environment
-        settings, step = load_draft(caller, draft).resolve().settings, 0
+        settings, step = load_draft(caller, draft).admitted(caller).settings, 0
         service_url, model = found_model(settings.inference)
         program, _, env = described(settings)
         env = json.loads(json.dumps(env, default=str))

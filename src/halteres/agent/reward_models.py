@@ -21,7 +21,18 @@ from pydantic import Field
 
 from halteres import process
 from halteres.agent.answer_text import nonempty, rounded
-from halteres.agent.tool import READS, Caller, Facts, Hints, LongArguments, Result, WaitSeconds, chosen_run, tool
+from halteres.agent.tool import (
+    READS,
+    Caller,
+    Facts,
+    Hints,
+    LongArguments,
+    Result,
+    RunName,
+    WaitSeconds,
+    chosen_run,
+    tool,
+)
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder
 from halteres.config import environ
@@ -127,7 +138,7 @@ def rl_train_reward_model(
         Field(description='of TRL\'s RewardConfig: {"learning_rate": 1e-4, "num_train_epochs": 2, "lora": {"r": 16}}'),
     ] = None,
     dry_run: Annotated[bool, Field(description="only check the data, and forecast steps and memory")] = False,
-    name: Annotated[str | None, Field(description="readable name of the run", max_length=80)] = None,
+    name: RunName = None,
     resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent import drafts
+from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
 from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
 from halteres.agent.run_snapshot import snapshot_of
-from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
+from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, RunName, Sentence, tool
 from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
@@ -27,6 +27,7 @@ from halteres.config.files import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.next_step import Advice, NextStep, Placeholder, then
+from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
@@ -45,12 +46,14 @@ class Intent:
     before: Resolved  # what the changes are counted from: the environment's defaults, or the old run
     start: NextStep = field(default=NextStep(TOOL))  # that starts the same, once selecting and editing are done
     old: RunDirectory | None = None
+    is_open: bool = False  # its caller has no token
     discarded: Mapping[str, Any] = field(default_factory=dict)  # edits that the draft can have no more
 
     @property
     def plan(self) -> Plan:
         """For checks and estimates."""
-        return plan_of(self.resolved.settings, service_url=environ.service_url(), resume=self.old)
+        url = environ.service_url()
+        return plan_of(self.resolved.settings, service_url=url, resume=self.old, is_open=self.is_open)
 
     @property
     def changed(self) -> dict[str, list[Any]]:
@@ -95,13 +98,13 @@ def _from_draft(caller: Caller, draft: str | None, environment: str | None, chan
     elif changes:
         with drafts.editing(caller, draft) as stored:
             before, discarded = drafts.without_impossible_edits(stored)
-            after, resolved = before.edited(changes)
+            after, resolved = before.edited(caller, changes)
             drafts.save_draft(after)
     else:
         selected = drafts.load_draft(caller, draft).selected
         try:
             chosen, discarded = drafts.current(caller, draft)
-            resolved = chosen.resolve()
+            resolved = chosen.admitted(caller)
         except EnvironmentNotFound as error:
             what = f"Environment file not found for '{selected}'."
             raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
@@ -109,7 +112,7 @@ def _from_draft(caller: Caller, draft: str | None, environment: str | None, chan
     return Intent(resolved=resolved, before=defaults, discarded=discarded)
 
 
-def _from_run(run_id: str, environment: str | None, changes: Mapping[str, Any]) -> Intent:
+def _from_run(caller: Caller, run_id: str, environment: str | None, changes: Mapping[str, Any]) -> Intent:
     """A run that goes on, with its own settings. UserError: there is no such run, or it cannot go on so."""
     if environment is not None:
         raise UserError(
@@ -120,7 +123,10 @@ def _from_run(run_id: str, environment: str | None, changes: Mapping[str, Any]) 
         )
     old = find_run(run_id)
     before = old.resolved()
+    open_access.check_settings(caller, before)
+    open_access.check_changes(caller, before.settings.run.environment, changes)
     resolved = resolve_settings(None, None, (), base=before.settings, changes=changes)
+    open_access.check_settings(caller, resolved)
     return Intent(resolved=resolved, before=before, old=old)
 
 
@@ -171,7 +177,7 @@ def rl_start_training(
     ] = None,
     changes: Changes = None,
     dry_run: Annotated[bool, Field(description="only check, and estimate memory and time on this machine")] = False,
-    name: Annotated[str | None, Field(description="readable name of the run", max_length=80)] = None,
+    name: RunName = None,
     resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
@@ -187,10 +193,11 @@ def rl_start_training(
     changes = changes or {}
     with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
         if resume_from:
-            intent = _from_run(resume_from, environment, changes)
+            intent = _from_run(caller, resume_from, environment, changes)
         else:
             intent = _from_draft(caller, draft, environment, changes)
     resolved = intent.resolved
+    open_access.check_keys(caller, secret_variables(resolved.settings.env))
     # The name given, or one that was edited; else none: two runs of one name cannot be told apart.
     edited = resolved.settings.run.name if "run.name" in resolved.sources else None
     run = resolved.settings.run.model_copy(update={"name": name or edited})
@@ -198,7 +205,8 @@ def rl_start_training(
     sources = {**resolved.sources, "run.name": "edit"} if name else resolved.sources
     own_changes, other_draft = changes if resume_from else None, draft if draft != caller.draft else None
     start = NextStep.of(TOOL, resume_from=resume_from, changes=own_changes, name=name, draft=other_draft)
-    intent = replace(intent, resolved=replace(resolved, settings=settings, sources=sources), start=start)
+    resolved = replace(resolved, settings=settings, sources=sources)
+    intent = replace(intent, resolved=resolved, start=start, is_open=caller.is_open)
     reward = _reward_check(settings, draft or caller.draft)
     if dry_run:
         return _rehearse(intent, reward)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
 
@@ -25,6 +26,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from halteres.agent.answer_text import LONGEST
 from halteres.config import environ
+from halteres.config.settings import ONE_LINE
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Advice, NextStep, as_call, written
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
@@ -163,6 +165,11 @@ class Caller:
         """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
         return cls(draft=environ.agent_session() or "default", write=write)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it came without the token (`open_access` says what it may)."""
+        return self.open_threads is not None
+
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
         if self.open_threads is None:
@@ -174,6 +181,12 @@ class _Schema(GenerateJsonSchema):
     """Leaves out a default that JSON has no word for (UNSET)."""
 
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}
+
+
+@cache
+def schema_of(arguments: type[Arguments]) -> dict[str, Any]:
+    """JSON Schema of a tool's argument model."""
+    return arguments.model_json_schema(schema_generator=_Schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +203,7 @@ class Tool(Generic[P]):
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema of the arguments."""
-        schema = self.arguments.model_json_schema(schema_generator=_Schema)
+        schema = schema_of(self.arguments)
         fields = {name: _brief(field) for name, field in schema.get("properties", {}).items()}
         required = schema.get("required", [])
         return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
@@ -250,6 +263,17 @@ def _check_lengths(names: list[str] | None) -> list[str] | None:
 
 
 ShortNames = AfterValidator(_check_lengths)
+
+
+def _check_one_line(name: str | None) -> str | None:
+    if name is not None and not ONE_LINE.fullmatch(name):
+        raise PydanticCustomError("one_line", "must be on one line, without control characters")
+    return name
+
+
+RunName = Annotated[
+    str | None, AfterValidator(_check_one_line), Field(description="readable name of the run", max_length=80)
+]
 
 RunId = Annotated[
     str | None, Field(description="run id (a unique beginning will do) or name; default: the only active run")

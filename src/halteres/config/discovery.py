@@ -106,12 +106,13 @@ def reference(given: str, name: str, file: str) -> str:
 
 
 def in_file_name(name: str) -> str:
-    """The name as part of a file's name, without a colon.
+    """The name as one part of a path, without a colon, that leads nowhere else.
 
-    >>> in_file_name("game:Hangman-v0")
-    'game_Hangman-v0'
+    >>> in_file_name("game:Hangman-v0"), in_file_name("../mine"), in_file_name("..")
+    ('game_Hangman-v0', '.._mine', '_')
     """
-    return name.replace(":", "_")
+    part = re.sub(r"[:/\\]", "_", name)
+    return part if part.strip(".") else "_"
 
 
 def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery:

@@ -3,7 +3,7 @@
 extends: hermes-compat          # or: default
 unlock: [inference.model]       # of what that one locks; the rest of it holds
 lock: {trainer: {learning_rate: 4.0e-5}, env.group_size: 8}    # names as in rl_edit_config will do
-caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1}
+caps: {max_steps: 500, max_hours: 2, max_tokens: 5.0e7, max_concurrent_runs: 1, max_open_runs: 1}
 min_status_interval_s: 0
 require_keys: []                # to start; or: {gate: [], start: [], test: []}
 """
@@ -46,10 +46,17 @@ class _Part(BaseModel):
 class Caps(_Part):
     """Budgets of one run, and how many may go on at once. None: no cap."""
 
+    def at_once(self, *, is_open: bool) -> tuple[str, int | None]:
+        """The cap on runs that go on at once, and its name; `is_open`: for a start without the token."""
+        if is_open and (self.max_concurrent_runs is None or self.max_open_runs < self.max_concurrent_runs):
+            return "max_open_runs", self.max_open_runs
+        return "max_concurrent_runs", self.max_concurrent_runs
+
     max_steps: int | None = setting(None, "optimiser steps of one run", ge=1)
     max_hours: float | None = setting(None, "hours of one run; a resumed one counts anew", gt=0)
     max_tokens: float | None = setting(None, "sampled tokens that one run trains on", gt=0)
     max_concurrent_runs: int | None = setting(None, "runs that go on at once", ge=1)
+    max_open_runs: int = setting(4, "runs that go on at once where one more is started without the token", ge=0)
 
 
 class KeysRequired(_Part):

@@ -8,6 +8,7 @@ trainer     the RL loop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name, joined_name, split_name
+from halteres.config.reach import Reach, declared
 from halteres.errors import InvalidData, nearest
 from halteres.losses import LOSSES, complete_settings, find_kind
 from halteres.models import TINY
@@ -31,6 +33,10 @@ Estimator = Literal[
 
 Weighting = Literal["token", "turn", "episode"]  # what counts the same in the loss, however many tokens it has
 MOST_PINNED = 32  # updates of a run whose older weights can be sampled from by their version, beside the newest
+
+
+ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
+"""A run's name: lists, files and terminals show it."""
 
 
 def default_name(environment: str, run_id: str) -> str:
@@ -63,9 +69,10 @@ class Section(BaseModel):
         return given
 
 
-def setting(default: Any, description: str, **limits: Any) -> Any:
-    """A field with its default, its meaning, and pydantic's limits."""
-    return Field(default=default, description=description, **limits)
+def setting(default: Any, description: str, *, reaches: Reach | None = None, **limits: Any) -> Any:
+    """A field with its default, its meaning, and pydantic's limits; `reaches`: what a text of it names beyond the
+    run."""
+    return Field(default=default, description=description, json_schema_extra=declared(reaches), **limits)
 
 
 class RunSettings(Section):
@@ -74,27 +81,36 @@ class RunSettings(Section):
     name: str | None = setting(
         None,
         "readable name of the run, on one line; default: ENVIRONMENT-RUN",
+        reaches="nothing",
         max_length=80,
-        pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
+        pattern=f"^{ONE_LINE.pattern}$",
     )
     environment: str = setting(
-        "arithmetic", "the environment's name, FAMILY:VARIANT of a family, or the path of its file"
+        "arithmetic",
+        "the environment's name, FAMILY:VARIANT of a family, or the path of its file",
+        reaches="environment",
     )
-    interpreter: str | None = setting(None, "path of the Python that runs the environment file; default: this one")
+    interpreter: str | None = setting(
+        None, "path of the Python that runs the environment file; default: this one", reaches="code"
+    )
     working_directory: str | None = setting(
-        None, "folder that the environment's commands run in; default: its project's"
+        None, "folder that the environment's commands run in; default: its project's", reaches="path"
     )
     seed: int = setting(0, "seeds the adapter's first weights, sampling and the choice of tasks", ge=0, lt=2**32)
     success_threshold: float = setting(0.0, "a score above it is a success; default: the environment's own, else 0")
     max_minutes: float | None = setting(None, "minutes of training; then the run ends with a checkpoint", gt=0)
     stop_when: float | None = setting(None, "eval/percent_correct at which the run ends early", gt=0, le=1)
     on_drift: Literal["warn", "stop"] = setting("warn", "at an alert of drift: say so, or end the run after its step")
-    sinks: tuple[SinkName, ...] = setting((), "where metrics are forwarded to, beside the run's own metrics.jsonl")
-    wandb_project: str | None = setting(
-        None, "project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker"
+    sinks: tuple[SinkName, ...] = setting(
+        (), "where metrics are forwarded to, beside the run's own metrics.jsonl", reaches="key"
     )
-    wandb_entity: str | None = setting(None, "account or team of it; default: WANDB_ENTITY")
-    tags: tuple[str, ...] = setting((), "words of your own, kept with the run")
+    wandb_project: str | None = setting(
+        None,
+        "project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker",
+        reaches="nothing",
+    )
+    wandb_entity: str | None = setting(None, "account or team of it; default: WANDB_ENTITY", reaches="nothing")
+    tags: tuple[str, ...] = setting((), "words of your own, kept with the run", reaches="nothing")
 
     @property
     def environment_name(self) -> str:
@@ -115,7 +131,12 @@ class RunSettings(Section):
 class InferenceSettings(Section):
     """The base model and where it is served."""
 
-    model: str = setting(TINY, "base model: 'halteres/tiny', a model folder, or a name the service knows", min_length=1)
+    model: str = setting(
+        TINY,
+        "base model: 'halteres/tiny', a model folder, or a name the service knows",
+        reaches="model",
+        min_length=1,
+    )
     threads: int | None = setting(None, "CPU threads of an engine; default: its share of cores - 1", ge=1)
     samplers: int = setting(0, "engines that only sample, beside the one that trains", ge=0, le=64)
     cache_gb: float | None = setting(
@@ -133,7 +154,7 @@ class InferenceSettings(Section):
     url: Annotated[
         str | None,
         Wiring("the supervisor writes the service's address; use --service to name another"),
-        Field(description="address of the training service"),
+        Field(description="address of the training service", json_schema_extra=declared("address")),
     ] = None
 
 
@@ -151,7 +172,7 @@ class TrainerSettings(Section):
     beta2: float = setting(0.95, "Adam's decay of the mean squared gradient, per step", ge=0, lt=1)
     adam_eps: float = setting(1e-8, "Adam's epsilon, added to the divisor of a step", gt=0)
     grad_clip_norm: float = setting(0.0, "largest global norm of the gradient; 0: no clipping", ge=0)
-    loss: str = setting("importance_sampling", "loss that the policy is trained with")
+    loss: str = setting("importance_sampling", "loss that the policy is trained with", reaches="nothing")
     loss_config: dict[str, float] = setting({}, "settings of the loss, e.g. {clip_high_threshold: 1.28}")
     epochs: int = setting(1, "times that each batch is gone through", ge=1, le=100)
     minibatches: int = setting(1, "optimiser steps that each time through a batch is divided into", ge=1, le=1024)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
-
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.problems import Problem, draw_problem, is_correct, is_worked
 from halteres.environments.single_turn import SingleTurnEnv
 
@@ -21,11 +19,15 @@ EVAL_SEED = 20_260_801  # of the held-out problems: the same for every run
 class ArithmeticConfig(BaseEnvConfig):
     """Settings of `arithmetic`."""
 
-    prompt_template: Annotated[str, Field(description="the user's message; {question} is replaced")] = (
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+    prompt_template: str = setting(
+        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "the user's message; {question} is replaced",
+        reaches="nothing",
     )
-    example_question: Annotated[str, Field(description="shown to people who talk to the trained policy")] = (
-        "What is the value of (3 + 4) * 2? Give the result as a whole number."
+    example_question: str = setting(
+        "What is the value of (3 + 4) * 2? Give the result as a whole number.",
+        "shown to people who talk to the trained policy",
+        reaches="nothing",
     )
 
 

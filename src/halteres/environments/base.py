@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import yaml
 
 from halteres.clients.inference import InferenceClient, Sampling
+from halteres.config.discovery import in_file_name
 from halteres.config.problem import MissingPackage
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.evaluating import AnswersOf, evaluate_items
@@ -281,7 +282,7 @@ class BaseEnv:
     @property
     def checkpoint_folder(self) -> Path:
         """Where `save_checkpoint` writes."""
-        return Path(self.checkpoint_dir or ".") / "env_checkpoints" / self.wandb_name
+        return Path(self.checkpoint_dir or ".") / "env_checkpoints" / in_file_name(self.wandb_name)
 
 
 async def awaited(value: Any) -> Any:

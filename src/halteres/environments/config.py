@@ -17,15 +17,19 @@ from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
+from halteres.config.reach import Reach, declared
 from halteres.documents import read_document
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
 
 
-def setting(default: Any, description: str, *, wiring: str | None = None, **rules: Any) -> Any:
-    """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is not chosen."""
-    extra: dict[str, Any] | None = {"wiring": wiring} if wiring else None
+def setting(
+    default: Any, description: str, *, wiring: str | None = None, reaches: Reach | None = None, **rules: Any
+) -> Any:
+    """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is not chosen;
+    `reaches`: what a text of it names beyond the run."""
+    extra = declared(reaches, {"wiring": wiring} if wiring else None)
     return Field(default=default, description=description, json_schema_extra=extra, **rules)
 
 
@@ -52,7 +56,9 @@ class BaseEnvConfig(BaseModel):
     temperature: float = setting(
         1.0, "sampling temperature of training rollouts; 1 is the policy that is trained", ge=0, le=10
     )
-    system_prompt: str | None = setting(None, "system message, the first of every chat; default: none")
+    system_prompt: str | None = setting(
+        None, "system message, the first of every chat; default: none", reaches="nothing"
+    )
     seed: int = setting(0, "seeds tasks and sampling", ge=0, lt=2**32)
     success_threshold: float = setting(0.0, "a score above it counts as success")
 
@@ -87,31 +93,41 @@ class BaseEnvConfig(BaseModel):
     eval_limit_ratio: float = setting(
         0.5, "share (0 to 1) of training rollouts that go on under LIMIT_TRAIN", ge=0, le=1
     )
-    data_dir_to_save_evals: str | None = setting(None, "folder for an evaluation's files; default: none are written")
+    data_dir_to_save_evals: str | None = setting(
+        None, "folder for an evaluation's files; default: none are written", reaches="path"
+    )
 
-    spool_dir: str | None = setting(None, "serve: folder for groups that cannot be sent; by default in run_dir")
+    spool_dir: str | None = setting(
+        None, "serve: folder for groups that cannot be sent; by default in run_dir", reaches="path"
+    )
     include_messages: bool = setting(False, "send and write the chats beside the tokens")
     data_path_to_save_groups: str | None = setting(
-        None, "process: the JSONL file that groups are written to; default: data/NAME.jsonl"
+        None, "process: the JSONL file that groups are written to; default: data/NAME.jsonl", reaches="path"
     )
     min_items_sent_before_logging: int = setting(2, "accepted for compatibility; no effect")
     num_rollouts_to_keep: int = setting(32, "accepted for compatibility; no effect")
     num_rollouts_per_group_for_logging: int = setting(1, "accepted for compatibility; no effect")
     use_wandb: bool = setting(False, "forward the run's metrics to W&B, as run.sinks: [wandb]")
     thinking_mode: bool = setting(False, "accepted for compatibility; no effect: write a system_prompt")
-    reasoning_effort: str | None = setting(None, "accepted for compatibility; no effect")
+    reasoning_effort: str | None = setting(None, "accepted for compatibility; no effect", reaches="nothing")
     max_reasoning_tokens: int | None = setting(None, "accepted for compatibility; no effect", ge=1024, le=32_000)
-    custom_thinking_prompt: str | None = setting(None, "accepted for compatibility; no effect")
+    custom_thinking_prompt: str | None = setting(None, "accepted for compatibility; no effect", reaches="nothing")
 
     tokenizer_name: str = setting(
-        TINY, "tokenizer: the built-in model, or a model folder", wiring="the tokenizer is the base model's"
+        TINY,
+        "tokenizer: the built-in model, or a model folder",
+        reaches="model",
+        wiring="the tokenizer is the base model's",
     )
     rollout_server_url: str = setting(
         "http://localhost:8000",
         "address of the trajectory server",
+        reaches="address",
         wiring="the supervisor writes the trajectory server's address",
     )
-    wandb_name: str | None = setting(None, "name given to the trajectory server", wiring="the supervisor names the run")
+    wandb_name: str | None = setting(
+        None, "name given to the trajectory server", reaches="nothing", wiring="the supervisor names the run"
+    )
     weights_lag: int | None = setting(
         None,
         "deterministic: batches that the weights lag behind",
@@ -119,7 +135,10 @@ class BaseEnvConfig(BaseModel):
         wiring="it follows from the trainer's settings",
     )
     run_dir: str | None = setting(
-        None, "the run's directory, for metrics and rollouts", wiring="the supervisor owns the run directory"
+        None,
+        "the run's directory, for metrics and rollouts",
+        reaches="path",
+        wiring="the supervisor owns the run directory",
     )
 
     rewards: RewardSpecs = setting(
@@ -129,7 +148,7 @@ class BaseEnvConfig(BaseModel):
         "sum_then_normalize", "sum the components as they are, or each standardised within its group"
     )
     reward_model_path: str | None = setting(
-        None, "short for one component of weight 1: a reward model's folder or its server's address"
+        None, "short for one component of weight 1: a reward model's folder or its server's address", reaches="path"
     )
     missing_eos_penalty: float = setting(0.0, "taken off the training score of an answer cut off by length", ge=0)
     panel: RewardSpecs = setting(
@@ -176,7 +195,7 @@ class BaseEnvConfig(BaseModel):
     @property
     def all_rewards(self) -> tuple[RewardSpec, ...]:
         """`rewards`, and the component that `reward_model_path` stands for."""
-        if self.reward_model_path is None:
+        if not self.reward_model_path:
             return self.rewards
         return (*self.rewards, RewardSpec(name="reward_model", model=self.reward_model_path))
 

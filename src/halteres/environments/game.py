@@ -87,17 +87,20 @@ TEMPLATES: Mapping[TemplateName, tuple[str, str]] = {
 class GameConfig(MultiTurnConfig):
     """Settings of a game."""
 
-    variant: str = setting(VARIANTS[0], "the game")
+    variant: str = setting(VARIANTS[0], "the game", reaches="nothing")
     env_wrappers: str = setting(
         "concat",
         "what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
         " (a growing chat) or none of them; before it a tool, after it episode_tracking",
+        reaches="nothing",
     )
     template: TemplateName = setting(
         "qwen3_game", "wording around an observation: qwen3_game, qwen3_general, or no other words"
     )
-    words: str | None = setting(None, "file with a word a line, for word games; default: the bundled list")
-    search_url: str | None = setting(None, "search server, for search_tool; default: none")
+    words: str | None = setting(
+        None, "file with a word a line, for word games; default: the bundled list", reaches="path"
+    )
+    search_url: str | None = setting(None, "search server, for search_tool; default: none", reaches="address")
 
     @model_validator(mode="after")
     def _wrappers_exist(self) -> Self:

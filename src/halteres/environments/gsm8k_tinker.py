@@ -10,13 +10,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from halteres.config.problem import MissingPackage
 from halteres.environments.answers import boxed_answer, is_number
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.rows import Row, load_rows
 from halteres.environments.single_turn import SingleTurnEnv
 
@@ -26,14 +24,20 @@ INSTALL = "pip install 'halteres[hub]', or name a local JSONL file: --set env.da
 class GSM8KConfig(BaseEnvConfig):
     """Settings of `gsm8k`."""
 
-    dataset: Annotated[
-        str, Field(description="a .jsonl file, a folder with train.jsonl and test.jsonl, or a name on the hub")
-    ] = "openai/gsm8k"
-    prompt_template: Annotated[str, Field(description="the user's message; {question} is replaced")] = (
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+    dataset: str = setting(
+        "openai/gsm8k",
+        "a .jsonl file, a folder with train.jsonl and test.jsonl, or a name on the hub",
+        reaches="name",
     )
-    example_question: Annotated[str, Field(description="shown to people who talk to the trained policy")] = (
-        "Kim reads 12 pages on each of 5 days. The book has 100 pages. How many pages are left?"
+    prompt_template: str = setting(
+        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "the user's message; {question} is replaced",
+        reaches="nothing",
+    )
+    example_question: str = setting(
+        "Kim reads 12 pages on each of 5 days. The book has 100 pages. How many pages are left?",
+        "shown to people who talk to the trained policy",
+        reaches="nothing",
     )
 
 

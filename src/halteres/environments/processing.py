@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from html import escape
 from pathlib import Path
 
+from halteres.config.discovery import in_file_name
 from halteres.environments.base import BaseEnv
 from halteres.environments.item_rollout import Items, SettledItem, settle_item
 from halteres.environments.scored import OWN, ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of, scores_of
@@ -42,7 +43,7 @@ async def process(env: BaseEnv) -> Path:
             next="Give it with --env.total_steps 8.",
         )
     await env.setup()
-    path = Path(env.config.data_path_to_save_groups or f"data/{env.wandb_name}.jsonl")
+    path = Path(env.config.data_path_to_save_groups or f"data/{in_file_name(env.wandb_name)}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     file, number = path, 0
     while True:

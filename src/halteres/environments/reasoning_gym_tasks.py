@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.config.problem import MissingPackage
+from halteres.config.reach import declared
 from halteres.environments.answers import boxed_answer, tagged_answer
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
@@ -61,12 +62,15 @@ class TaskItem:
 class ReasoningGymConfig(BaseEnvConfig):
     """Settings of `reasoning_gym`."""
 
-    task: str = setting("chain_sum", "name of a reasoning-gym task")
-    task_settings: dict[str, Any] = Field(default_factory=dict, description="its own, e.g. {max_digits: 1}")
+    task: str = setting("chain_sum", "name of a reasoning-gym task", reaches="nothing")
+    task_settings: dict[str, Any] = Field(
+        default_factory=dict, description="its own, e.g. {max_digits: 1}", json_schema_extra=declared("name")
+    )
     task_seed: int = setting(0, "of its items, the held-out ones too", ge=0, lt=2**31)
     prompt_template: str = setting(
         "{question}\nReason step by step, and put your final answer between <answer> and </answer>.",
         "the user's message; {question} is replaced",
+        reaches="nothing",
     )
 
     @field_validator("task")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from halteres.config.reach import declared
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
 from halteres.environments.worker_process import WorkerProcess, WorkerRefused, gym_worker
@@ -24,16 +25,23 @@ RESET_S, STEP_S = 60.0, 30.0
 class TextGymConfig(MultiTurnConfig):
     """Settings of `text_gym`."""
 
-    make: str = setting("gem:make", "MODULE:FUNCTION that makes the environment of an id", pattern=r"^[\w.]+:\w+$")
-    task: str = setting("game:GuessTheNumber-v0-easy", "id of the environment, as its package names it")
-    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the function")
-    python: str | None = setting(None, "path of a Python that has the package; default: this one")
+    make: str = setting(
+        "gem:make", "MODULE:FUNCTION that makes the environment of an id", reaches="code", pattern=r"^[\w.]+:\w+$"
+    )
+    task: str = setting(
+        "game:GuessTheNumber-v0-easy", "id of the environment, as its package names it", reaches="nothing"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="further arguments of the function", json_schema_extra=declared("name")
+    )
+    python: str | None = setting(None, "path of a Python that has the package; default: this one", reaches="code")
     view: Literal["chat", "concat", "last"] = setting(
         "chat", "what the policy sees: a growing chat, all observations in one message, or the last alone"
     )
     prompt_template: str = setting(
         "{observation}\nPlease reason step by step, and put your final answer within \\boxed{}.",
         "the user's message; {observation} is replaced",
+        reaches="nothing",
     )
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from halteres.config.problem import MissingPackage
-from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.gsm8k_tinker import GSM8KEnv
 from halteres.environments.rows import load_rows
 
@@ -23,11 +21,15 @@ ROWS = Path(__file__).with_name("data") / "word_problems"
 class WordProblemsConfig(BaseEnvConfig):
     """Settings of `word_problems`."""
 
-    prompt_template: Annotated[str, Field(description="the user's message; {question} is replaced")] = (
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+    prompt_template: str = setting(
+        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "the user's message; {question} is replaced",
+        reaches="nothing",
     )
-    example_question: Annotated[str, Field(description="shown to people who talk to the trained policy")] = (
-        "Mia has 3 pens, buys 4 more, then gives 2 away. How many pens does Mia have at the end?"
+    example_question: str = setting(
+        "Mia has 3 pens, buys 4 more, then gives 2 away. How many pens does Mia have at the end?",
+        "shown to people who talk to the trained policy",
+        reaches="nothing",
     )
 
 

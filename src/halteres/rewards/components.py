@@ -41,6 +41,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
+from halteres.config.reach import declared
 from halteres.documents import DocumentError, parse_yaml, read_document
 from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output
@@ -79,15 +80,28 @@ class _Spec(BaseModel):
 class JudgeSpec(_Spec):
     """A judge: a chat model on an OpenAI-compatible endpoint, and what it may cost."""
 
-    base_url: Annotated[str, Field(description="address in OpenAI's form, ending in /v1")]
-    model: Annotated[str, Field(description="the model's name there")] = "default"
+    base_url: Annotated[
+        str, Field(description="address in OpenAI's form, ending in /v1", json_schema_extra=declared("address"))
+    ]
+    model: Annotated[str, Field(description="the model's name there", json_schema_extra=declared("nothing"))] = (
+        "default"
+    )
     key_variable: Annotated[
-        str | None, Field(pattern="JUDGE.*KEY", description="variable with the endpoint's key, e.g. JUDGE_KEY")
+        str | None,
+        Field(
+            pattern="JUDGE.*KEY",
+            description="variable with the endpoint's key, e.g. JUDGE_KEY",
+            json_schema_extra=declared("key"),
+        ),
     ] = None
     method: Annotated[Method, Field(description="without a rubric: rank a group, or compare pairs")] = "ranking"
-    question: Annotated[str, Field(description="without a rubric: what is asked about the answers")] = (
-        "Which answer serves the user's request better?"
-    )
+    question: Annotated[
+        str,
+        Field(
+            description="without a rubric: what is asked about the answers",
+            json_schema_extra=declared("nothing"),
+        ),
+    ] = "Which answer serves the user's request better?"
     max_new_tokens: Annotated[int, Field(ge=1, description="tokens of a written verdict at most")] = 256
     concurrency: Annotated[int, Field(ge=1, description="grades or comparisons under way at once")] = 8
     request_timeout_s: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 60
@@ -100,18 +114,36 @@ class JudgeSpec(_Spec):
 class RewardSpec(_Spec):
     """One component: a name and one source."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", description="the name of its metrics")]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$",
+            description="the name of its metrics",
+            json_schema_extra=declared("nothing"),
+        ),
+    ]
     environment: Annotated[bool, Field(description="the environment's own score")] = False
-    function: Annotated[str | None, Field(description="of TRL's signature: module:name or file.py:name")] = None
+    function: Annotated[
+        str | None,
+        Field(description="of TRL's signature: module:name or file.py:name", json_schema_extra=declared("code")),
+    ] = None
     model: Annotated[
-        str | None, Field(description="a reward model's folder or its server's address; several by commas: an ensemble")
+        str | None,
+        Field(
+            description="a reward model's folder or its server's address; several by commas: an ensemble",
+            json_schema_extra=declared("path"),
+        ),
     ] = None
     combination: Annotated[Combination, Field(description="of an ensemble's scores")] = "mean"
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
-        str | dict[str, Any] | list[dict[str, Any]] | None, Field(description="by which `judge` grades, or its file")
+        str | dict[str, Any] | list[dict[str, Any]] | None,
+        Field(description="by which `judge` grades, or its file", json_schema_extra=declared("path")),
     ] = None
-    rubric_column: Annotated[str | None, Field(description="the task's field that holds its own rubric")] = None
+    rubric_column: Annotated[
+        str | None,
+        Field(description="the task's field that holds its own rubric", json_schema_extra=declared("nothing")),
+    ] = None
     judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None
     weight: Annotated[float, Field(description="what its value is multiplied by")] = 1.0
     clip: Annotated[tuple[float, float] | None, Field(description="lowest and highest value that counts")] = None

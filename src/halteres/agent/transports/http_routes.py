@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -23,16 +22,11 @@ from starlette.routing import Route
 import halteres
 from halteres.agent.call import Reply, call, record_defect
 from halteres.agent.table import TOOLS
-from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
+from halteres.agent.tool import Caller, OpenThreads
 from halteres.agent.transports.access import JSON, answer, carries_token, error_response
-from halteres.agent.trial.request import LOCAL
-from halteres.config.discovery import is_path
-from halteres.config.edits import ENVIRONMENT, Edit
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import TooLarge, body_within, departure
-from halteres.models import known_folder, model_folder
 from halteres.next_step import NextStep
-from halteres.runs.starting.run_models import models_home
 
 SESSION = "X-Halteres-Session"  # header that names the draft a call works on, unless its arguments do
 MAX_BODY_BYTES = 2**20  # arguments are short; the longest are prompts to try
@@ -163,8 +157,6 @@ def legacy_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
             try:
                 arguments = {**await arguments_of(request), **request.path_params, **fixed}
                 is_open = not carries_token(request.headers)
-                if is_open and (refusal := beyond_open(name, arguments)):
-                    raise refusal
             except UserError as error:
                 return error_response(error, 200)
             reply = await calls.reply(request, name, arguments, LIMIT_S, is_open=is_open)
@@ -186,57 +178,6 @@ def legacy_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
         ("GET", "/health", of_tool("rl_health_check")),
     ]
     return [Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in rows]
-
-
-RESERVED: Final = frozenset(
-    {ENVIRONMENT, "run.interpreter", "run.working_directory", "run.sinks"}
-    | {"env.spool_dir", "env.data_dir_to_save_evals", "env.data_path_to_save_groups"}
-)
-"""Settings whose value is run, says which files are read by what is run, or decides where something is written."""
-
-MODEL: Final = "inference.model"
-
-_PATH: Final = re.compile(r"/|~|file:|\.[\w/]|\.$")
-"""How a path that leads elsewhere begins, or one of a hidden file; not ".*", a pattern."""
-
-
-def beyond_open(tool: str, arguments: Mapping[str, Any]) -> TokenNeeded | None:
-    """The refusal of a call that would choose what runs by more than an environment's name, or reach a folder by its
-    path; None of any other."""
-    why = "What it names would be run, read or written as this server's user"
-    argument = {"rl_select_environment": "name", "rl_start_training": "environment"}.get(tool, "")
-    if isinstance(path := arguments.get(argument), str) and is_path(path):
-        return TokenNeeded.of("Without the token an environment is chosen by its name, not by its file.", why)
-    # The settings that a call changes, in either form of it; a model to test is one.
-    changes, models, field = (arguments.get(name) for name in ("changes", "models", "field"))
-    settings: list[tuple[str, Any]] = [*changes.items()] if isinstance(changes, dict) else []
-    settings += ((MODEL, model) for model in (models if isinstance(models, list) else ()))
-    settings += [(field, arguments.get("value"))] if isinstance(field, str) else []
-    for setting, value in settings:
-        key = Edit(name=setting, value=None).key
-        # A system prompt may look like a path: Qwen3's "/no_think".
-        may_be_path = key.startswith("env.") and key != "env.system_prompt"
-        if key in RESERVED or (may_be_path and _is_path(value)):
-            return TokenNeeded.of(f"'{setting}' cannot be set without the token.", why, field=setting)
-        if key == MODEL and isinstance(value, str) and _is_foreign_folder(value.removeprefix(LOCAL)):
-            what = "Without the token a model is named, or a run, or tinker:// weights of one: not a folder."
-            return TokenNeeded.of(what, why, field=setting)
-    return None
-
-
-def _is_foreign_folder(name: str) -> bool:
-    """A folder neither built-in nor in the store: also one below the server's working directory."""
-    return _is_path(name) or (
-        known_folder(name, models_home()) is None and model_folder(name, models_home()) is not None
-    )
-
-
-def _is_path(value: Any) -> bool:
-    """Whether a value, or one within it, leads elsewhere than to a name below a folder of ours: `openai/gsm8k` does
-    not."""
-    if isinstance(value, dict | list):
-        return any(map(_is_path, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str) and (_PATH.match(value) is not None or ".." in value.split("/"))
 
 
 def tool_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:

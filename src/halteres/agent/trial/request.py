@@ -19,6 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from halteres.agent.drafts import Draft, described
+from halteres.agent.open_access import check_models
+from halteres.agent.tool import Caller
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import load_policy
@@ -125,15 +127,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_request(
-    draft: Draft, models: Sequence[str] | None = None, backend: Backend | None = None, **limits: Any
+    caller: Caller, draft: Draft, models: Sequence[str] | None = None, backend: Backend | None = None, **limits: Any
 ) -> Request:
     """A test of a draft, not yet started; `limits` are further fields of it.
 
     Raises:
         NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
+        TokenNeeded: the caller may not test it, or these models.
         ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
     """
-    settings = draft.resolve().settings
+    check_models(caller, [name.removeprefix(LOCAL) for name in models or ()])
+    settings = draft.admitted(caller).settings
     program, description, env = described(settings)
     what = "{} not set. Required for inference testing."
     if missing := [key for key in load_policy().require_keys.test if not environ.is_set(key)]:

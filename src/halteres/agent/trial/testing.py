@@ -20,6 +20,7 @@ from pydantic import Field
 
 from halteres.agent import drafts
 from halteres.agent.answer_text import nonempty, shortened
+from halteres.agent.open_access import check_keys, check_number
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -28,14 +29,21 @@ from halteres.agent.tool import (
     Hints,
     LongArguments,
     Result,
-    TokenNeeded,
     WaitSeconds,
     tool,
 )
-from halteres.agent.trial.folder import TestFolder, find_test, keys_for, open_test, start, until_ended
+from halteres.agent.trial.folder import (
+    TestFolder,
+    all_folders,
+    find_test,
+    keys_for,
+    open_test,
+    start,
+    tests_folder,
+    until_ended,
+)
 from halteres.agent.trial.report import AGAIN, brief, report
 from halteres.agent.trial.request import Request, new_request
-from halteres.config import environ
 from halteres.config.discovery import read_environment
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import EnvironmentFailed, NotReady
@@ -44,6 +52,10 @@ from halteres.next_step import NextStep
 from halteres.process import run_caught
 from halteres.rewards.components import secret_variables
 from halteres.runs.starting.run_models import models_home
+from halteres.runs.state import locked
+
+OPEN_TESTS, START_WITHIN_S = 4, 10.0
+"""Tests under way at once where one more is started without the token, and how long such a start waits for others."""
 
 STARTED_WITHIN_S = 5.0  # longer where the call may wait longer
 
@@ -184,11 +196,8 @@ async def rl_test_inference(
 
         def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
             chosen, discarded = drafts.current(caller, draft)
-            request = new_request(chosen, models, backend, **limits)
-            spent = [name for name in keys_for(request) if environ.is_set(name)]
-            if spent and caller.open_threads is not None:
-                why = f"Others are asked with this server's {' and '.join(spent)}"
-                raise TokenNeeded.of("Without the token only models of this machine are tested.", why)
+            request = new_request(caller, chosen, models, backend, **limits)
+            check_keys(caller, keys_for(request))
             return request, discarded
 
         making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))
@@ -198,10 +207,26 @@ async def rl_test_inference(
         except TimeoutError as error:  # its thread goes on, and the environment is not asked twice
             making.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
             raise NotReady("The environment takes long to describe itself.", "", (AGAIN, " again")) from error
-        folder = await asyncio.to_thread(lambda: open_test(request) or start(request))
+        folder = await caller.in_thread("rl_test_inference", _under_way_or_started, caller, request)
     await until_ended(folder, ends_at)
     answer = await asyncio.to_thread(_answer, folder)
     return Tested(**answer, **nonempty(discarded_edits=dict(discarded)))
+
+
+def _under_way_or_started(caller: Caller, request: Request) -> TestFolder:
+    """The test of the same that goes on, or has ended unseen; else a new one.
+
+    Raises:
+        Busy: a caller without the token may not start another one now.
+    """
+    if not caller.is_open:
+        return open_test(request) or start(request)
+    tests_folder().mkdir(0o700, parents=True, exist_ok=True)
+    with locked(tests_folder() / "open.lock", START_WITHIN_S, "No test can be started now."):
+        found = open_test(request)
+        if found is None:
+            check_number("tests", sum(folder.phase() == "running" for folder in all_folders()), OPEN_TESTS)
+        return found or start(request)
 
 
 def _answer(folder: TestFolder) -> dict[str, Any]:
@@ -262,7 +287,7 @@ def rl_score(
     Tells the task and, where it has one, its right answer. An empty completion is a text too.
     """
     chosen = drafts.Draft(handle="score", environment=environment) if environment else drafts.load_draft(caller, draft)
-    settings = chosen.resolve().settings
+    settings = chosen.admitted(caller).settings
     program, description, env = drafts.described(settings)
     if description.is_foreign:
         raise EnvironmentFailed(f"{program.name} cannot score a text by itself.", "It is written for atroposlib.")

@@ -207,6 +207,7 @@ class Plan:
     policy: Policy = field(default_factory=Policy)
     service_url: str | None = None  # a service to use instead of starting one
     resume: RunDirectory | None = None
+    is_open: bool = False  # it is started without the control server's token
 
     @property
     def demands(self) -> Workload:
@@ -274,26 +275,31 @@ def examine(plan: Plan) -> Examined:
     checks += [*_advice(settings, shape), *reward_checks, *examine_components(settings.env)]
     if policy.caps.max_steps is not None:
         checks.append(attempt("steps allowed", lambda: check_steps(plan))[0])
-    if policy.caps.max_concurrent_runs is not None:
-        checks.append(attempt("runs allowed", lambda: check_concurrency(policy))[0])
+    if plan.is_open or policy.caps.max_concurrent_runs is not None:
+        checks.append(attempt("runs allowed", lambda: check_concurrency(policy, is_open=plan.is_open))[0])
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)
     return Examined(checks=tuple(checks), ground=ground)
 
 
-def check_concurrency(policy: Policy) -> None:
-    """PolicyCap where as many runs go on as the policy allows."""
-    cap, active = policy.caps.max_concurrent_runs, [run.run_id for run in active_runs()]
-    if cap is not None and len(active) >= cap:
-        raise PolicyCap(
-            f"The policy '{policy.name}' allows {cap} {'run' if cap == 1 else 'runs'} at once.",
-            f"Active: {', '.join(active)}.",
-            f"Wait for one to end, or stop it: halteres runs stop {active[-1]}",
-            active_runs=active,
-            cap="max_concurrent_runs",
-            limit=cap,
-        )
+def check_concurrency(policy: Policy, *, is_open: bool = False) -> None:
+    """PolicyCap where as many runs go on as the policy allows; `is_open`: to a start without the token."""
+    name, cap = policy.caps.at_once(is_open=is_open)
+    active = [run.run_id for run in active_runs()]
+    if cap is None or len(active) < cap:
+        return
+    runs = "run" if cap == 1 else "runs"
+    without_token = " for a start without the token" if name == "max_open_runs" else ""
+    stop = f", or stop it: halteres runs stop {active[-1]}" if active else ""
+    raise PolicyCap(
+        f"The policy '{policy.name}' allows {cap} {runs} at once{without_token}.",
+        f"Active: {', '.join(active) or 'none'}.",
+        f"Wait for one to end{stop}",
+        active_runs=active,
+        cap=name,
+        limit=cap,
+    )
 
 
 def check_steps(plan: Plan) -> None:

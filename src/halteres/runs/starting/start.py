@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from halteres.config import environ
+from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import Policy, load_policy, over_cap
 from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format
 from halteres.config.settings import ENV_WIRING, Settings
@@ -142,6 +143,11 @@ class Startable:
     policy: Policy = field(default_factory=load_policy)  # what the operator locks and caps
     idempotency_key: str | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is started without the control server's token."""
+        return False
+
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
         raise NotImplementedError
@@ -154,6 +160,11 @@ class Start(Startable):
     plan: Plan
     ground: Ground  # of that plan, as `preflight.examine` found it
     sources: Sources
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is started without the control server's token."""
+        return self.plan.is_open
 
     @property
     def settings(self) -> Settings:
@@ -205,10 +216,12 @@ def plan_of(
     service_url: str | None = None,
     resume: RunDirectory | None = None,
     policy: Policy | None = None,
+    is_open: bool = False,
 ) -> Plan:
-    """What `start_run` would examine with the same arguments."""
+    """What `start_run` would examine with the same arguments; `is_open`: it is started without the control server's
+    token."""
     url = service_url.rstrip("/") if service_url else None
-    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume)
+    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume, is_open=is_open)
 
 
 def start_run(
@@ -257,7 +270,7 @@ def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDi
         with locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
             if (first := run_of_key(start.idempotency_key)) is not None:
                 return first
-            check_concurrency(start.policy)
+            check_concurrency(start.policy, is_open=start.is_open)
             _launch(start, run, beside, supervisor)
     except OSError as error:
         raise StartFailed(
@@ -322,8 +335,10 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
         shutil.copy2(entry, into / "rollouts" / entry.name)
-    saved = into / "env_checkpoints" / name  # what an environment saves of itself lies under the name of its run
-    for entry in filter(is_done, (old.path / "env_checkpoints" / old.state().name).glob("step-*.json")):
+    # What an environment saves of itself lies under the name of its run.
+    saved = into / "env_checkpoints" / in_file_name(name)
+    before = old.path / "env_checkpoints" / in_file_name(old.state().name)
+    for entry in filter(is_done, before.glob("step-*.json")):
         saved.mkdir(parents=True, exist_ok=True)
         shutil.copy2(entry, saved)
     source, target = old.path / "service", into / "service"

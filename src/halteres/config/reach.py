@@ -1,0 +1,202 @@
+"""What the value of a setting reaches beyond the run: code, files, servers, keys, or nothing.
+
+Owns: the kinds of reach; the walk that finds every text of a value with its kind.
+Never: decides who may set what.
+Guarantees: a text is judged as the setting's type reads it, also where a list or an object came as
+YAML.
+
+A setting of ours that can hold a text declares its kind (`reaches`, in its JSON Schema). Settings
+of other people's environments declare none; their texts are judged by what they look like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import yaml
+
+Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
+"""code: a program, module or function that is run; path: a file or folder; address: a server;
+key: a secret that is spent; environment, model: one by its name, or by its path; name: of a data
+set, or its path; nothing: words."""
+
+REACHES: Final = "reaches"  # the key in a field's JSON Schema
+
+_KINDS: Final[tuple[Any, ...]] = get_args(Reach)
+
+MOST_PARTS, MOST_CHARACTERS = 10_000, 20_000
+"""Parts of one value, and characters of a text that is read as YAML, whose aliases make little text
+into much."""
+
+
+class TooLargeToCheck(ValueError):
+    """A value with more parts than are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """One text of a value."""
+
+    place: str  # of the setting, with what leads to the text: rewards.0.function
+    text: str
+    reach: Reach | None  # None: its setting declares none
+
+
+def declared(reach: Reach | None, extra: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """What a field adds to its JSON Schema; None where it adds nothing."""
+    found = {**(extra or {}), **({REACHES: reach} if reach else {})}
+    return found or None
+
+
+def texts_of(schema: Mapping[str, Any], name: str, value: Any) -> Iterator[Text]:
+    """Every text in the value of a setting.
+
+    Args:
+        schema: JSON Schema of the object that has the setting; one without it declares nothing.
+        name: of the setting.
+        value: as it was given, or as it holds.
+
+    Raises:
+        TooLargeToCheck: the value has too many parts.
+    """
+    field = schema.get("properties", {}).get(name, {})
+    return _Walk(schema.get("$defs", {})).texts(field, value, name, None)
+
+
+class _Walk:
+    """A value beside the schema that describes it."""
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        self._definitions = definitions
+        self._parts = 0
+
+    def texts(
+        self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None
+    ) -> Iterator[Text]:
+        """The texts in a value; a part that declares no reach has that of its setting."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise TooLargeToCheck
+        options = list(self._options(schema))
+        reach = _declared_by(options) or reach
+        if isinstance(value, str):
+            yield from self._text(schema, options, value, place, reach)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if reach is None and not _property(options, key):
+                    yield Text(place=place, text=str(key), reach=None)
+                yield from self.texts(_property(options, key), item, f"{place}.{key}", reach)
+        elif isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                yield from self.texts(_item(options, number), item, f"{place}.{number}", reach)
+
+    def _text(
+        self,
+        schema: Mapping[str, Any],
+        options: list[dict[str, Any]],
+        value: str,
+        place: str,
+        reach: Reach | None,
+    ) -> Iterator[Text]:
+        is_fixed = any(value in one.get("enum", ()) or value == one.get("const") for one in options)
+        if reach is None and is_fixed:
+            return
+        takes_texts = any(one.get("type") == "string" for one in options)
+        # A list or an object may come as YAML; a class that declares nothing may read any text so.
+        parsed = value if takes_texts and reach else _parsed(value)
+        if takes_texts or reach or isinstance(parsed, str):
+            yield Text(place=place, text=value, reach=reach)
+        if not isinstance(parsed, str):
+            yield from self.texts(schema, parsed, place, reach)
+
+    def _options(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The schema and its alternatives, references followed."""
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        whole = {**self._definitions.get(name, {}), **schema}
+        yield whole
+        for alternative in (
+            one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())
+        ):
+            yield from self._options(alternative)
+
+
+def _declared_by(options: list[dict[str, Any]]) -> Reach | None:
+    for one in options:
+        if one.get(REACHES) in _KINDS:
+            return one[REACHES]
+    return None
+
+
+def _property(options: list[dict[str, Any]], key: Any) -> Mapping[str, Any]:
+    """The schema of an object's member; an empty one where none is declared."""
+    for one in options:
+        if key in one.get("properties", {}):
+            return one["properties"][key]
+    rest = (
+        one["additionalProperties"]
+        for one in options
+        if isinstance(one.get("additionalProperties"), Mapping)
+    )
+    return next(rest, {})
+
+
+def _item(options: list[dict[str, Any]], number: int) -> Mapping[str, Any]:
+    """The schema of a list's item; an empty one where none is declared."""
+    for one in options:
+        if number < len(one.get("prefixItems", ())):
+            return one["prefixItems"][number]
+    return next((one["items"] for one in options if isinstance(one.get("items"), Mapping)), {})
+
+
+def _parsed(text: str) -> Any:
+    """The text as YAML; itself where it is none."""
+    if len(text) > MOST_CHARACTERS:
+        raise TooLargeToCheck
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+    except RecursionError as error:
+        raise TooLargeToCheck from error
+
+
+_SEPARATORS: Final = re.compile(r"""[\s,;=|()\[\]{}<>"'`]+""")
+"""Between the words of a text, and between the items of a list that is written as one."""
+
+_PATH: Final = re.compile(r"/|~|file:|\.[\w/]|\.$")
+"""How a path that leads elsewhere begins, or one of a hidden file; not ".*", a pattern."""
+
+_PATH_WITHIN: Final = re.compile(r"/\w|~[\w/]|file:|\.{1,2}/")
+"""How one begins that stands behind other words; not "/" and "~" alone."""
+
+_CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w*)?")
+"""MODULE:FUNCTION, or a file of Python."""
+
+
+def looks_elsewhere(text: str) -> bool:
+    """Whether a text, or a word of it, looks like an address, or like a path that leads elsewhere
+    than below a folder of ours.
+
+    >>> [looks_elsewhere(one) for one in ("openai/gsm8k", "and/or", "x, /etc/passwd", "http://x")]
+    [False, False, True, True]
+    """
+    return _PATH.match(text) is not None or any(
+        _PATH_WITHIN.match(word) or "://" in word or ".." in word.split("/")
+        for word in _words(text)
+    )
+
+
+def looks_outward(text: str) -> bool:
+    """Whether it looks elsewhere, or a word of it like a function's name or a program's file.
+
+    >>> [looks_outward(one) for one in ("openai/gsm8k", "os:abort", "rewards.py")]
+    [False, True, True]
+    """
+    return looks_elsewhere(text) or any(_CODE.fullmatch(word) for word in _words(text))
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _SEPARATORS.split(text) if word]
