@@ -58,7 +58,6 @@ from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
 
-
 NOISE = 1e-4
 """Nats by which log-probabilities of an engine that is not exact differ from one pass to the next."""
 
