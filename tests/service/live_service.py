@@ -32,11 +32,11 @@ BASE = base_model(TINY)
 class InProcess:
     """A host whose engine lives in this process; `die` is what kill -9 does to a real one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = True) -> None:
         self.restarts, self.pid = 0, None
         self.state, self.failure = "ready", None
-        self._changed = asyncio.Condition()
-        self.scripted = ScriptedEngine(BASE.folder, BASE.name)
+        self._changed, self._exact = asyncio.Condition(), exact
+        self.scripted = ScriptedEngine(BASE.folder, BASE.name, exact=exact)
 
     @property
     def engine(self) -> Engine:
@@ -63,7 +63,7 @@ class InProcess:
         """The engine is gone, and another starts."""
         self.failure: HalteresError | None = NotReady("The engine (process 1) died.")
         await self.scripted.close()
-        self.scripted = ScriptedEngine(BASE.folder, BASE.name)
+        self.scripted = ScriptedEngine(BASE.folder, BASE.name, exact=self._exact)
         self.restarts += 1
 
 
@@ -143,10 +143,10 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 @asynccontextmanager
 async def serving(
-    state: Path, options: Options | None = None, port: int = 0, samplers: int = 0
+    state: Path, options: Options | None = None, port: int = 0, samplers: int = 0, *, exact: bool = True
 ) -> AsyncIterator[LiveService]:
     """A service over this state directory while the block runs; `samplers` engines beside the one that trains."""
-    host, others = InProcess(), tuple(InProcess() for _ in range(samplers))
+    host, others = InProcess(exact=exact), tuple(InProcess(exact=exact) for _ in range(samplers))
     with locked(state), open_listener(port) as bound:
         async with opened(state, BASE, Fleet.of(host, *others), options) as service, aiohttp.ClientSession() as http:
             server = ServiceServer(service)

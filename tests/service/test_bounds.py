@@ -83,8 +83,9 @@ async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
 
     monkeypatch.setattr(Tokenizer, "token", token)
     params = body.get("sampling_params")
-    few = {**body, "n": 8} if params is None else {**body, "sampling_params": {**params, "n": 8}}
-    few |= {"return_text_in_logprobs": True}
+    few = {**body, "n": 8}
+    if params is not None:
+        few = {**body, "sampling_params": {**params, "n": 8}, "return_text_in_logprobs": True}
     assert (await scene.ask(path, **few))[0] == 200
     assert len(made) < 8 * len(LONG_PROMPT)
 
@@ -147,9 +148,10 @@ async def test_a_long_body_is_read_off_the_event_loop(
         return decode(body, **given)
 
     monkeypatch.setattr(bodies.msgspec.json, "decode", decoded)
-    prompt: Any = {"chunks": []} if path.endswith("asample") else "a"
-    sampled = {"sampling_session_id": "x" * 2**18, "seq_id": 0}
-    assert (await scene.ask(path, model="x" * 2**18, prompt=prompt, **sampled))[0] == 404
+    body: dict[str, Any] = {"model": "x" * 2**18, "prompt": "a"}
+    if path.endswith("asample"):
+        body = {"sampling_session_id": "x" * 2**18, "seq_id": 0, "prompt": {"chunks": []}}
+    assert (await scene.ask(path, **body))[0] == 404
     assert readers
     assert threading.main_thread() not in readers
     assert all(len(name) <= 200 for name in compared)

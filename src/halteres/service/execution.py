@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,13 +72,16 @@ class Training:
             "save_weights_for_sampler": self._publish,
             "save_weights_external": self._export,
         }
-        return await methods[job.request.kind](job.model, job.request)
+        outcome = await methods[job.request.kind](job.model, job.request)
+        return replace(outcome, repeatable=job.model.placement.is_exact)
 
     async def afterwards(self, job: Job) -> None:
-        """A restore point, if one is due."""
+        """A restore point, if one is due: after each step of an engine that is not exact, whose step is another one
+        when it is taken again."""
         outcome = job.future.outcome
         if outcome is not None and outcome.state == "done":
-            await self.adapters.consider_point(job.model, job.request.seq)
+            is_due = job.request.kind == "optim_step" and not job.model.placement.is_exact
+            await self.adapters.consider_point(job.model, job.request.seq, is_due=is_due)
 
     async def _create(self, model: Model, request: Request) -> Outcome:
         await self.adapters.run(model, lambda engine: create_adapter(engine, model, request), made_here=True)
@@ -290,6 +293,7 @@ class Adapters:
         `made_here`: the call makes or replaces the adapter, which need not be there before."""
 
         async def attempt(engine: Trains) -> T:
+            model.placement.is_exact = await self._fleet.is_exact(engine)
             async with model.placement.lock:
                 if made_here and model.lora is None:
                     await engine.drop(model.id)  # what an attempt that failed half-way left
@@ -360,12 +364,13 @@ class Adapters:
 
     # Restore points
 
-    async def consider_point(self, model: Model, seq: int) -> None:
-        """Take a restore point if bringing the adapter back would take long, and far longer than the point takes. One
-        that fails leaves the older one."""
+    async def consider_point(self, model: Model, seq: int, *, is_due: bool = False) -> None:
+        """Take a restore point if it is due anyway, or if bringing the adapter back would take long, and far longer
+        than the point takes. One that fails leaves the older one."""
         placement, began = model.placement, time.monotonic()
         due_s = max(self._replay_s, POINT_SHARE * placement.point_s) if self._replay_s else 0.0
-        if placement.work_s < due_s or placement.gradient or (engine := placement.engine) is None:
+        is_due = is_due or placement.work_s >= due_s
+        if not is_due or placement.gradient or (engine := placement.engine) is None:
             return
         try:
             async with placement.lock:

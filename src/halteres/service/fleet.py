@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from halteres.engine.protocol import Engine, EngineGone, Samples, Trains
@@ -69,6 +70,10 @@ class Fleet:
 
     trainer: Host[Trains]
     samplers: tuple[Host[Samples], ...]  # at least one
+    known_exact: WeakKeyDictionary[Trains | Samples, bool] = field(
+        default_factory=WeakKeyDictionary["Trains | Samples", bool], repr=False, compare=False
+    )
+    """What each engine has said of itself."""
 
     @classmethod
     def of(cls, host: Host[Engine], *samplers: Host[Samples]) -> Fleet:
@@ -100,6 +105,13 @@ class Fleet:
     def samples(self) -> bool:
         """A sampler is there."""
         return any(host.state == "ready" for host in self.samplers)
+
+    async def is_exact(self, engine: Trains | Samples) -> bool:
+        """Whether the same request has the same bits in every engine like this one. Else what it
+        has answered is kept: nothing can compute it again."""
+        if engine not in self.known_exact:
+            self.known_exact[engine] = (await engine.info()).exact
+        return self.known_exact[engine]
 
     def pick(self, snapshot: str | None, prompt: bytes) -> Host[Samples]:
         """The sampler for a request: the same one for the same prompt, whose keys and values it has; while that one is

@@ -64,6 +64,7 @@ class Limits:
     models: int = 256  # training runs of sessions that are alive
     rank: int = 512  # of an adapter
     checkpoint_bytes: int = 2**40  # of named weights on disk
+    result_bytes: int = 4 * 2**30  # of samples that an engine which is not exact has drawn, in the journal
 
     def check_samples(self, under_way: int) -> None:
         """Raise Overloaded if no further sampling request can be taken beside those under way."""

@@ -24,20 +24,21 @@ from halteres.errors import Conflict, HalteresError, NotFound, ServerError, boun
 from halteres.process import steady_time
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints import Checkpoints
-from halteres.service.durable.futures import LOST_SAMPLE, SAMPLE, UNLOAD_MODEL, Futures, failure, unloaded
-from halteres.service.durable.journal import FILE, Journal
+from halteres.service.durable.futures import LOST_SAMPLE, UNLOAD_MODEL, Futures, failure, unloaded
+from halteres.service.durable.journal import FILE, SAMPLE, Journal
 from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, Threads
 from halteres.service.sampling.samplers import Samplers, sampler_id
-from halteres.service.sampling.samples import Samples
+from halteres.service.sampling.samples import Samples, gone
 from halteres.service.sampling.snapshots import Snapshots
 from halteres.service.training_runs import Job, Models, Session, Sessions
 from halteres.service.wire.training import Request
 from halteres.text import Tokenizer, load_tokenizer
 
 FULL_KEEP_S = 60.0  # how long a settled request may be asked for again of a journal that has grown too large
+FINISHED_KEEP_S = 60.0  # how long a session that has finished may ask for samples that are not drawn again
 GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,13 @@ class Service:
             full = await self.journal.used_bytes() > self.options.journal_bytes
             await self.journal.forget(now - (FULL_KEEP_S if full else self.options.keep_requests_s))
 
-        for clear in (self.checkpoints.expire, self._clear_adapters, forget_requests):
+        async def drop_results(now: float) -> None:
+            limits, instead = self.options.limits, failure(gone())
+            await self.journal.drop_results(
+                now - FINISHED_KEEP_S, lambda tenant: limits.of(tenant).result_bytes, instead.body
+            )
+
+        for clear in (self.checkpoints.expire, self._clear_adapters, forget_requests, drop_results):
             try:
                 with boundary(ServerError, "Clearing away"):
                     await clear(now)

@@ -124,6 +124,7 @@ class Placement:
     point_s: float = 0.0  # what the last restore point took
     gradient: bool = False  # one waits for its step, so that no restore point can be taken
     forgotten: bool = False  # it ended long ago: restore point and requests are gone
+    is_exact: bool = True  # what the engine computed for it last would be the same another time
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

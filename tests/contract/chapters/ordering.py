@@ -116,6 +116,12 @@ ORDERING = (
         source="our choice",
     ),
     Must(
+        id="durable:one-answer",
+        says="a sample that its engine would not draw the same way again is kept: it has one answer, the first, or an"
+        " error that says that it is gone",
+        source="our choice",
+    ),
+    Must(
         id="durable:known-again",
         says="sessions, models, samplers and checkpoints are known again after a restart",
         source="our choice",

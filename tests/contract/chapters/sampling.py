@@ -107,8 +107,13 @@ SAMPLING = (
         source="sglang and vLLM documentation",
     ),
     Must(
+        id="inference:harmless",
+        says="fields that change no answer are passed over; any other that is not read is a 400 with its name",
+        source="API references of OpenAI and Anthropic, vLLM 0.11 and sglang 0.5: clients send them unasked",
+    ),
+    Must(
         id="inference:stop-tokens",
-        says="stop takes a text, a token id, or a list of either or both, on every route but Anthropic's",
+        says="stop takes a text, a token id, or a list of either or both",
         source="atroposlib 0.4.0 envs/server_handling, which passes stop on as it came",
     ),
     Must(

@@ -12,6 +12,9 @@ A test holds, fails, slows and counts its calls:
     engine.fail_next("optim_step", ServerError("The device is lost."))
     engine.latency_s["sample"] = 0.05
     engine.calls["sample"], engine.under_way["sample"]
+
+With `exact=False` it is like an engine whose kernels depend on their company: the same request draws other tokens each
+time, and log-probabilities of a pass differ in their last digits.
 """
 
 # ruff: noqa: D102 - `Engine` says what each call does
@@ -56,6 +59,9 @@ from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound,
 from halteres.files import read_json
 from halteres.losses import find_kind
 from halteres.text import load_tokenizer
+
+NOISE = 1e-4
+"""Nats by which log-probabilities of an engine that is not exact differ from one pass to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +157,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 class ScriptedEngine:
     """A deterministic `Engine` over one model folder (config.json and tokenizer)."""
 
-    def __init__(self, folder: Path, name: str, threads: int = 1) -> None:
+    def __init__(self, folder: Path, name: str, threads: int = 1, *, exact: bool = True) -> None:
         if not (folder / "config.json").is_file():
             raise NotFound(
                 f"The folder {folder} holds no model.",
@@ -170,12 +176,14 @@ class ScriptedEngine:
             dtype="float32",
             device="cpu",
             threads=threads,
-            exact=True,
+            exact=exact,
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
         )
         self._hidden_size = config.hidden_size
+        # Of an engine that is not exact.
+        self._noise = np.random.default_rng()
         self._tokenizer = load_tokenizer(str(folder))
         self._adapters: dict[str, Adapter] = {}
         self._snapshots: dict[str, Weights] = {}
@@ -226,7 +234,7 @@ class ScriptedEngine:
                 targets = array(datum.inputs[TARGETS])
                 before = np.repeat(tokens_of(datum.tokens), targets[0].size)
                 bigram = self._bigram(found.weights.version)
-                rows.append(bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape))
+                rows.append(self._rounded(bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)))
                 total += _loss(rows[-1], datum, loss, settings)
             if not math.isfinite(total):
                 raise checks.loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
@@ -356,11 +364,18 @@ class ScriptedEngine:
     def _bigram(self, version: int) -> Bigram:
         return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
 
+    def _rounded(self, logprobs: np.ndarray) -> np.ndarray:
+        if self._info.exact:
+            return logprobs
+        return logprobs + self._noise.normal(scale=NOISE, size=logprobs.shape).astype(np.float32)
+
     def _request(
         self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
     ) -> SamplingRequest:
         version = 0 if snapshot is None else checks.find_snapshot(self._snapshots, snapshot).version
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
+        if not self._info.exact:
+            params = msgspec.structs.replace(params, seed=int(self._noise.integers(2**62)))
         stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
 
         def stops(tokens: list[int]) -> bool:

@@ -3,6 +3,9 @@
     accepted (a row in the journal) ─▶ settled: a result | a failure
          └── the service ends ─▶ adopted by the next one, under the same id
 
+A result that no engine would compute again (`Outcome.repeatable` is false) is given to a client only once the journal
+has it, and a sample of that kind stays there: so each request has one answer, the first.
+
 unload_model is settled before it is answered. Its work is done before the row is in the journal, and may be
 repeated: a row that is open when the service ends tells of work that was done.
 """
@@ -22,15 +25,12 @@ import msgspec
 
 from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
 from halteres.process import steady_time
-from halteres.service.durable.journal import Entry, Journal, Recorded, State
+from halteres.service.durable.journal import SAMPLE, Entry, Journal, Recorded, State
 from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import JSON, PROTOBUF
 
 POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
 KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
-
-SAMPLE = "sample"
-"""The one kind whose results are not kept in the journal: a sample is drawn again from its request and seed."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Outcome:
     content_type: str = JSON
     status: int = 200
     state: State = "done"
+    repeatable: bool = True  # the same request, executed again, has the same outcome
 
 
 LOST_SAMPLE = Outcome(
@@ -87,9 +88,17 @@ class Future:
     size: int = 0  # bytes of its body
     place: Callable[[], Place] = Place  # for a client whose poll ends before it is settled
     outcome: Outcome | None = None
+    outcome_recorded: bool = False  # the journal has it; asked only where it is not repeatable
     recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     settled_at: float = 0.0  # unix s, no two the same
+
+    @property
+    def answer(self) -> Outcome | None:
+        """The outcome, once a client may have it."""
+        if self.outcome is None or self.outcome.repeatable or self.outcome_recorded:
+            return self.outcome
+        return None
 
     @classmethod
     def of(cls, entry: Entry, request_id: str) -> Future:
@@ -184,9 +193,13 @@ class Futures:
         future.settled_at = self._last_at = max(steady_time(), self._last_at + 2e-6)
         self._settled.append(future)
         self._settled_bytes += len(outcome.body)
-        body = None if future.kind == SAMPLE and outcome.state == "done" else outcome.body
-        self._journal.settle(future.request_id, outcome.state, future.settled_at, body, outcome.content_type)
-        self._wake(future)
+        is_drawn_again = future.kind == SAMPLE and outcome.state == "done" and outcome.repeatable
+        body = None if is_drawn_again else outcome.body
+        recorded = self._journal.settle(future.request_id, outcome.state, future.settled_at, body, outcome.content_type)
+        if outcome.repeatable:
+            self._wake(future)
+        else:
+            recorded.add_done_callback(lambda _: self._give(future))
         oldest = steady_time() - self._keep_s
         while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
             gone = self._settled.popleft()
@@ -216,7 +229,7 @@ class Futures:
                     await future.wake.wait()
             except TimeoutError:
                 return future
-        return future.outcome or future
+        return future.answer or future
 
     def find(self, request_id: str, tenant: Tenant) -> Future | None:
         """The future of this id, if it is open or was settled of late."""
@@ -268,7 +281,11 @@ class Futures:
     def close(self) -> None:
         """End every poll now; the client asks again, of whoever comes next."""
         self.closing = True
-        self._wake(*self.open())
+        self._wake(*(future for future in self._by_id.values() if future.answer is None))
+
+    def _give(self, future: Future) -> None:
+        future.outcome_recorded = True
+        self._wake(future)
 
     def _wake(self, *futures: Future) -> None:
         for future in futures:

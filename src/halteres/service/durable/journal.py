@@ -46,6 +46,12 @@ LAYOUT = 2  # written into the file (PRAGMA user_version); a journal of another 
 
 SCHEMA = sa.MetaData()
 
+SAMPLE = "sample"
+"""The kind whose results are not kept where an engine computes the same again, from the request and its seed."""
+
+KEPT = sa.text(f"kind = '{SAMPLE}' AND state = 'done' AND outcome IS NOT NULL")
+"""Samples whose results are kept. Literal: a bound value would keep SQLite from using the index of these rows."""
+
 REQUESTS = Table(
     "requests",
     SCHEMA,
@@ -62,10 +68,11 @@ REQUESTS = Table(
     sa.Column("state", sa.String, nullable=False),  # accepted, done, or failed_user, failed_server
     sa.Column("settled_at", sa.Float),
     sa.Column("outcome_type", sa.String),
-    sa.Column("outcome", sa.LargeBinary),  # of training requests and of failures; samples are drawn again
+    sa.Column("outcome", sa.LargeBinary),  # null of samples that are drawn again
     sa.Index("requests_of_subject", "subject", "seq"),
     sa.Index("requests_by_settling", "settled_at"),
     sa.Index("requests_open", "state", sqlite_where=sa.Column("state") == "accepted"),
+    sa.Index("requests_kept", "tenant", "settled_at", sqlite_where=KEPT),
 )
 
 SESSIONS = Table(
@@ -213,6 +220,7 @@ class Journal:
         self._pending: list[Work] = []
         self._writer: asyncio.Task[None] | None = None
         self._ended: dict[str, dict[str, Any]] = {}  # by id, how a request ended that is not recorded yet, in order
+        self._recorded: dict[str, asyncio.Future[None]] = {}  # by id, done when that is recorded
         self._recorder: asyncio.Task[None] | None = None
         self.trouble: NotReady | None = None  # why the file cannot be written now
 
@@ -290,9 +298,9 @@ class Journal:
 
     def settle(
         self, request_id: str, state: State, settled_at: float, outcome: bytes | None, outcome_type: str = JSON
-    ) -> None:
+    ) -> asyncio.Future[None]:
         """Record how a request ended, and when (unix s). What cannot be written now is written with the next one, or a
-        second later."""
+        second later; the future that is returned is done once it is written."""
 
         async def record() -> None:
             while self._ended:
@@ -304,8 +312,10 @@ class Journal:
 
         ended = {"state": state, "settled_at": settled_at, "outcome_type": outcome_type, "outcome": outcome}
         self._ended[request_id] = {"id_": request_id, **ended}
+        recorded = self._recorded.setdefault(request_id, asyncio.get_running_loop().create_future())
         if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
             self._recorder = asyncio.create_task(record(), name="journal outcomes")
+        return recorded
 
     async def flush(self) -> None:
         """What has ended is recorded; NotReady where the file cannot be written."""
@@ -316,7 +326,9 @@ class Journal:
         batch = list(self._ended.values())
         await self.transact(lambda connection: connection.execute(_SETTLE, batch))
         for ended in batch:
-            self._ended.pop(ended["id_"], None)
+            if self._ended.get(ended["id_"]) is ended:
+                del self._ended[ended["id_"]]
+                self._recorded.pop(ended["id_"]).set_result(None)
 
     async def recall(self, request_id: str) -> Recorded | None:
         """The row of this id."""
@@ -350,6 +362,31 @@ class Journal:
         covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
         statement = delete(REQUESTS).where(old, sa.or_(~_SEQ_OF_RUN, REQUESTS.c.seq <= covered))
         return await self.transact(lambda connection: connection.execute(statement).rowcount)
+
+    async def drop_results(
+        self, finished_before: float, most: Callable[[Tenant], int], instead: bytes, instead_type: str = JSON
+    ) -> int:
+        """Replace results of samples that are kept by a failure, `instead`: those of sessions that finished before this
+        time (unix s), and of each tenant the oldest beyond so many bytes. Returns how many."""
+        gone = {"state": "failed_server", "outcome": instead, "outcome_type": instead_type}
+        ended = select(SAMPLERS.c.id).join(SESSIONS, SESSIONS.c.id == SAMPLERS.c.session_id)
+        ended = ended.where(SESSIONS.c.finished_at < finished_before)
+        size = sa.func.length(REQUESTS.c.outcome)
+        sizes = select(REQUESTS.c.tenant, sa.func.sum(size)).where(KEPT).group_by(REQUESTS.c.tenant)
+
+        def drop(connection: Connection) -> int:
+            dropped = connection.execute(update(REQUESTS).where(KEPT, REQUESTS.c.subject.in_(ended)).values(gone))
+            count = dropped.rowcount
+            for tenant, held in connection.execute(sizes).all():
+                if held <= most(tenant):
+                    continue
+                with_newer = sa.func.sum(size).over(order_by=REQUESTS.c.settled_at.desc()).label("with_newer")
+                ranked = select(REQUESTS.c.id, with_newer).where(KEPT, REQUESTS.c.tenant == tenant).subquery()
+                oldest = select(ranked.c.id).where(ranked.c.with_newer > most(tenant))
+                count += connection.execute(update(REQUESTS).where(REQUESTS.c.id.in_(oldest)).values(gone)).rowcount
+            return count
+
+        return await self.transact(drop)
 
     async def used_bytes(self) -> int:
         """Of its file, without what is free to be written again."""
@@ -433,6 +470,8 @@ class Journal:
                         "Rename the state directory, or serve from another one; checkpoint folders can be moved over.",
                     )
                 SCHEMA.create_all(connection)
+                for index in REQUESTS.indexes:  # of a file that an earlier version made, too
+                    index.create(connection, checkfirst=True)
                 connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
         except (OSError, SQLAlchemyError) as error:
             why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."

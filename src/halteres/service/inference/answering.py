@@ -24,7 +24,8 @@ from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
 from halteres.service.fleet import running
-from halteres.service.inference.requests import Call, Chat, InferenceRequest, Prompt, Refused, Weights, read, render
+from halteres.service.inference.fields import Dialect, read
+from halteres.service.inference.requests import Call, Chat, InferenceRequest, Prompt, Weights, render
 from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
@@ -221,9 +222,9 @@ class Inference:
 
     # What a request names
 
-    async def read(self, call: Call, kind: type[T], refused: Refused | None = None) -> T:
+    async def read(self, call: Call, kind: type[T], dialect: Dialect) -> T:
         """The fields of a body; a long one is read in a thread."""
-        return await self.in_thread(call, lambda: read(call.body, kind, refused), len(call.body))
+        return await self.in_thread(call, lambda: read(call.body, kind, dialect), len(call.body))
 
     async def in_thread(self, call: Call, make: Callable[[], T], size: int = LONG) -> T:
         """What may take long to make, beside the requests that wait; small things are made at once."""

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.http import answer, anthropic_error
 from halteres.service.inference.answering import Inference, Output
+from halteres.service.inference.fields import MESSAGES
 from halteres.service.inference.http import Shape, data, respond
 from halteres.service.inference.openai import Usage, callable_tools
 from halteres.service.inference.requests import (
-    MESSAGES,
     Call,
     Chat,
     InferenceRequest,
@@ -73,7 +73,7 @@ class Messages(CountTokens, kw_only=True):
     stream: bool = False
 
     def __post_init__(self) -> None:
-        self.stop = [*(self.stop_sequences or ()), *(one for one in self.stops if isinstance(one, int))]
+        self.stop = [*(self.stop_sequences or ()), *self.stops]
 
 
 async def count_tokens(inference: Inference, call: Call) -> Response:
@@ -87,6 +87,8 @@ async def count_tokens(inference: Inference, call: Call) -> Response:
 async def messages(inference: Inference, call: Call) -> Response:
     """POST v1/messages."""
     body = await inference.read(call, Messages, MESSAGES)
+    if body.n != 1:
+        raise InvalidData(f"`n` is {body.n}.", "One message is answered.", "Send several requests.", param="n")
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)

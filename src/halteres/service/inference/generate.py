@@ -17,15 +17,14 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference, Output, Position, Row
+from halteres.service.inference.fields import SGLANG, VLLM, read
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
-    GENERATE,
     Call,
     InferenceRequest,
     SamplingFields,
     TokenCount,
     TopCount,
-    read,
     several,
 )
 from halteres.text import Tokenizer
@@ -39,7 +38,8 @@ class SglangParams(SamplingFields, kw_only=True):
     no_stop_trim: bool = False
 
     def __post_init__(self) -> None:
-        self.seed = self.sampling_seed if self.seed is None else self.seed
+        if self.sampling_seed is not None:  # sglang's own name of it
+            self.seed = self.sampling_seed
         self.include_stop_str_in_output |= self.no_stop_trim
 
 
@@ -108,7 +108,7 @@ def read_generate(body: bytes) -> Sglang | Vllm:
     """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's."""
     fields = {name for name, value in read(body, dict[str, msgspec.Raw]).items() if bytes(value) != b"null"}
     is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
-    return read(body, Vllm if is_vllm else Sglang, GENERATE)
+    return read(body, Vllm, VLLM) if is_vllm else read(body, Sglang, SGLANG)
 
 
 async def generate(inference: Inference, call: Call) -> Response:

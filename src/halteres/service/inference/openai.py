@@ -19,10 +19,9 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
 from halteres.service.inference.answering import BROKEN, Inference, Output
+from halteres.service.inference.fields import CHAT, COMPLETIONS
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
-    CHAT,
-    COMPLETIONS,
     Call,
     Chat,
     InferenceRequest,
@@ -105,7 +104,8 @@ class ChatCompletions(OpenAIBody, kw_only=True):
     reasoning_effort: str | None = None
 
     def __post_init__(self) -> None:
-        self.max_tokens = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        if self.max_completion_tokens is not None:  # the newer name of the same
+            self.max_tokens = self.max_completion_tokens
 
     @property
     def top(self) -> int | None:

@@ -6,8 +6,7 @@ halteres/tiny;tinker://…                    the same, with the base model said
 NAME                                        the newest policy of the tenant's run of that name
 nothing                                     the run in the URL; without one, the base model
 
-A field that would change an answer is refused by name, never passed over; one that is harmless (`user`, `metadata`,
-`store`, ...) is ignored.
+Which fields of a body are read, refused or passed over, `fields` says.
 
 Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang 0.5
 `GenerateReqInput` and `SamplingParams`.
@@ -18,18 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from halteres.errors import InvalidData
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
-from halteres.service.wire import bodies
 from halteres.text import Tokenizer
 from halteres.text import text_of as plain_text
-
-T = TypeVar("T")
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -250,88 +246,3 @@ def _call(call: Any) -> dict[str, Any]:
 
 def _unfit(what: str, why: str = "", next: str = "") -> InvalidData:
     return InvalidData(what, why, next, param="messages")
-
-
-# Bodies
-
-Refused = Mapping[str, tuple[str, str, Any]]
-"""By field: why, what to do instead, and the value that changes nothing; null, false, 0 and what is empty never do."""
-
-
-def _refused(why: str, next: str, names: str = "", **neutral: Any) -> Refused:
-    return {name: (why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
-
-
-_PENALTIES = (
-    "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
-    "Leave it out.",
-)
-_FILTERS = ("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
-_GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
-_SEARCH = ("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
-_CODE = ("Clients' code and hooks are not run here.", "Leave it out.")
-_EXPERTS = ("The engine serves dense models: no routing to experts exists or is recorded.", "Leave it out.")
-_INSIDE = ("What happens inside the model is not told.", "Ask for log-probabilities.")
-_PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
-_MEDIA = ("The model reads and writes text only.", "Send text.")
-_WEIGHTS = ("Weights are named by `model`.", "Put the tinker:// path into `model`.")
-_REASONING = ("No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it.")
-_TOOLS = ("This is the older form of tools.", "Send `tools` and `tool_choice`.")
-_TEMPLATE = ("The model's own chat template is used.", "Render the chat yourself and send a completion.")
-_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
-
-_SAMPLING: Refused = {
-    **_refused(*_PENALTIES, "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids"),
-    **_refused(*_PENALTIES, "min_tokens min_new_tokens", repetition_penalty=1),
-    **_refused(*_FILTERS, "min_p xtc_probability xtc_threshold dry_multiplier", typical_p=1, tfs_z=1),
-    **_refused(*_GRAMMAR, "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"),
-    **_refused(*_GRAMMAR, "structured_outputs structural_tag json_schema regex ebnf stop_regex"),
-    **_refused(*_GRAMMAR, response_format={"type": "text"}),
-    **_refused(*_SEARCH, "use_beam_search early_stopping", length_penalty=1),
-    **_refused(*_CODE, "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params"),
-    **_refused(*_EXPERTS, "return_routed_experts routed_experts routing_matrices return_expert_ids"),
-    **_refused(*_INSIDE, "return_hidden_states return_entropy token_ids_logprob logprob_token_ids"),
-    **_refused(*_PROMPT, "truncate_prompt_tokens prompt_embeds input_embeds"),
-    **_refused(*_MEDIA, "image_data video_data audio_data multi_modal_data mm_processor_kwargs"),
-    **_refused(*_WEIGHTS, "lora_path lora_request"),
-    **_refused(*_REASONING, "thinking_token_budget"),
-}
-
-COMPLETIONS: Refused = {**_SAMPLING, **_refused(*_PROMPT, "suffix")}
-
-CHAT: Refused = {
-    **_SAMPLING,
-    **_refused(*_MEDIA, "audio", modalities=["text"]),
-    **_refused(*_TOOLS, "functions function_call"),
-    **_refused(*_TEMPLATE, "chat_template documents echo"),
-    **_refused(*_SERVER, "web_search_options", verbosity="medium"),
-}
-
-GENERATE: Refused = {**_SAMPLING, **_refused(*_SERVER, "session_params", modalities=["text"])}
-
-MESSAGES: Refused = {
-    **_refused(*_REASONING, thinking={"type": "disabled"}),
-    **_refused(*_GRAMMAR, "output_format output_config"),
-    **_refused(*_SERVER, "mcp_servers container context_management"),
-    **_SAMPLING,
-}
-
-
-def read(body: bytes, kind: type[T], refused: Refused | None = None) -> T:
-    """The fields of a body; InvalidData where they do not fit, or where one of those that are refused stands at its
-    top or among its `sampling_params`."""
-    found = bodies.read(body, kind, deep=False)
-    if refused is None:
-        return found
-    decode, raw = msgspec.json.decode, dict[str, msgspec.Raw]
-    fields = decode(body, type=raw)
-    try:
-        params = decode(fields.get("sampling_params", b"null"), type=raw | None) or {}
-        sent = [(name, decode(part[name])) for part in (fields, params) for name in refused if name in part]
-    except msgspec.ValidationError:
-        raise InvalidData("`sampling_params` is no object.", next="Leave it out, or send an object.") from None
-    for name, value in sent:
-        why, next, neutral = refused[name]
-        if value and value != neutral:
-            raise InvalidData(f"`{name}` is not supported.", why, next, param=name)
-    return found

@@ -25,10 +25,11 @@ from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, shor
 from halteres.service.http import answer, refusal_at, route, tenant_of
 from halteres.service.inference.answering import SCHEME, Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
+from halteres.service.inference.fields import TOKENIZE, read
 from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
-from halteres.service.inference.requests import Call, Chat, Weights, read
+from halteres.service.inference.requests import Call, Chat, Weights
 from halteres.service.sampling.samples import packed
 
 
@@ -146,7 +147,7 @@ class Tokenize(msgspec.Struct, kw_only=True):
 
 async def tokenize(inference: Inference, call: Call) -> Response:
     """POST tokenize: a prompt or a chat."""
-    body = await inference.read(call, Tokenize)
+    body = await inference.read(call, Tokenize, TOKENIZE)
     inference.weights(body.model, call.run, call.tenant)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
@@ -180,7 +181,7 @@ async def detokenize(inference: Inference, call: Call) -> Response:
     """POST detokenize."""
 
     def text() -> str:
-        tokens = read(call.body, Detokenize).tokens
+        tokens = read(call.body, Detokenize, TOKENIZE).tokens
         packed(tokens)
         strange = next((token for token in tokens if not inference.tokenizer.knows(token)), None)
         if strange is not None:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.durable import futures
-from halteres.service.durable.journal import Entry, new_id
+from halteres.service.durable.journal import SAMPLE, Entry, new_id
 from halteres.service.http import answer, body_of, read_body, route, tenant_of
 from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
@@ -221,7 +221,7 @@ class TrainingRoutes:
             waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
         drawn = drawn_for(body, sampler) or None
-        entry = Entry(key=key, kind=futures.SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
+        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
         future, new = await self._service.futures.accept(entry)
         if new:
             self._service.samples.start(future, sampler, body, entry.drawn)
@@ -239,9 +239,8 @@ class TrainingRoutes:
             place = futures.Place("the engine is starting", stuck=True) if away else found.place()
             state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the first one's reason
             return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
-        # A sampling client, which says that it is one, submits a lost sample again by itself.
-        if found is None and request.headers.get("x-tinker-request-type") == "Sample":
-            found = futures.LOST_SAMPLE
+        if found is None and request.headers.get("x-tinker-request-type") == "Sample":  # a sampling client says so
+            found = await self._service.samples.lost()
         if found is None:
             raise NotFound(f"There is no promise '{body.request_id[:100]}' here.", next="Send the request again.")
         content, content_type = found.body, found.content_type
@@ -267,5 +266,5 @@ class TrainingRoutes:
         """A sample that nobody waits for any more is not sampled further."""
         body = await read_body(request, bodies.Retrieve)
         found = self._service.futures.find(body.request_id, tenant_of(request))
-        if found is not None and found.kind == futures.SAMPLE:
+        if found is not None and found.kind == SAMPLE:
             self._service.samples.cancel(found.request_id)

@@ -6,9 +6,10 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -16,10 +17,10 @@ import msgspec
 from halteres.engine import protocol
 from halteres.engine.protocol import EngineGone, ExtraLogprobs, Piece, SampleResult, SamplingParams, TopK
 from halteres.engine.stream_buffer import PieceQueue
-from halteres.errors import HalteresError, InvalidData, ServerError, UserError, boundary
-from halteres.service.durable.futures import Future, Futures, Outcome, binary_result, failure, outcome_of
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
+from halteres.service.durable.futures import LOST_SAMPLE, Future, Futures, Outcome, binary_result, failure, outcome_of
 from halteres.service.durable.journal import Recorded
-from halteres.service.fleet import Fleet, Host, failover_engines, with_failover
+from halteres.service.fleet import Fleet, Host, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
 from halteres.service.sampling.samplers import Sampler, Samplers
@@ -37,6 +38,22 @@ first served."""
 MAX_SAMPLES = 1024  # sequences of one request
 TARGET_WORK = 8  # of one cell of `target_prompt_logprobs`, beside the reading of one byte
 
+
+class ResultGone(ServerError):
+    """The result of a request that was answered once, and that nothing can compute again."""
+
+    code = "result_gone"
+
+
+def gone() -> ResultGone:
+    """The error for one of them."""
+    return ResultGone(
+        "The result of this sample is gone.",
+        "It was kept for a while, and the engine would not draw the same tokens a second time.",
+        "Sample again, as a new request, and poll its result within the hour.",
+    )
+
+
 CANCELLED = failure(UserError("The request was cancelled by its client."))
 
 
@@ -47,7 +64,9 @@ class StreamBroken(ServerError):
 
 
 async def stream_with_failover(
-    pick: Callable[[], Host[protocol.Samples]], begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]]
+    pick: Callable[[], Host[protocol.Samples]],
+    begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]],
+    is_exact: Callable[[protocol.Samples], Awaitable[bool]],
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on, or
     StreamBroken is raised where it would write something else than was sent."""
@@ -56,7 +75,7 @@ async def stream_with_failover(
         async for engine in engines:
             written: Counter[int] = Counter()  # by this engine
             try:
-                if sent and not (await engine.info()).exact:
+                if sent and not await is_exact(engine):
                     raise StreamBroken(
                         "The engine died under this stream.",
                         "Its successor would not write the same tokens again.",
@@ -97,6 +116,7 @@ class Draw:
     params: SamplingParams
     extra: ExtraLogprobs
     tenant: Tenant
+    is_repeated: bool = False  # it was answered before: only an engine that is exact has the same answer
 
     @property
     def name(self) -> str | None:
@@ -148,10 +168,17 @@ class Samples:
 
     async def draw(self, draw: Draw) -> SampleResult:
         """Sample when it is the tenant's turn."""
+        return (await self._drawn(draw))[0]
 
-        async def call(engine: protocol.Samples) -> SampleResult:
+    async def _drawn(self, draw: Draw) -> tuple[SampleResult, bool]:
+        """As `draw`, and whether it would be the same another time."""
+
+        async def call(engine: protocol.Samples) -> tuple[SampleResult, bool]:
+            is_exact = await self._fleet.is_exact(engine)
+            if draw.is_repeated and not is_exact:
+                raise gone()
             async with self._snapshots.resident(draw.snapshot, engine):
-                return await engine.sample(*draw.call)
+                return await engine.sample(*draw.call), is_exact
 
         with self._counted(draw):
             async with self._queue.places(draw.tenant, draw.num_samples):
@@ -175,7 +202,8 @@ class Samples:
 
         async def fill() -> None:
             try:
-                written = stream_with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), begin)
+                pick = partial(self._fleet.pick, draw.name, draw.prompt)
+                written = stream_with_failover(pick, begin, self._fleet.is_exact)
                 async with self._queue.places(draw.tenant, draw.num_samples), aclosing(written) as pieces:
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
@@ -195,12 +223,16 @@ class Samples:
 
     # Requests of the journal
 
-    def start(self, future: Future, sampler: Sampler, body: Sample, drawn: Drawn | None) -> None:
-        """Execute a client's request, with what was drawn when it came; its future is settled when it is done."""
+    def start(
+        self, future: Future, sampler: Sampler, body: Sample, drawn: Drawn | None, *, is_repeated: bool = False
+    ) -> None:
+        """Execute a client's request, with what was drawn when it came; its future is settled when it is done.
+        `is_repeated`: it was answered before."""
 
         async def execute() -> None:
             try:
-                outcome = await outcome_of(future, self._sample(sampler, body, drawn or {}))
+                work = self._sample(sampler, body, drawn or {}, is_repeated=is_repeated)
+                outcome = await outcome_of(future, work)
             except asyncio.CancelledError:
                 self._futures.settle(future, CANCELLED)
                 raise
@@ -220,16 +252,28 @@ class Samples:
             task.cancel()
 
     async def redraw(self, row: Recorded) -> Future:
-        """Execute a request of the journal again: the seed is in it, so the outcome is the same."""
+        """Execute a request of the journal, which an earlier life of the service began or answered. The seed is in it:
+        an engine that is exact has the same outcome. One that is not executes what nobody has the answer of; of the
+        rest it says that the result is gone."""
         future = self._futures.adopt(row)
         try:
-            body = read(row.body, Sample)
-            self.start(future, self._samplers.find(row.subject, row.tenant), body, row.drawn)
+            body, sampler = read(row.body, Sample), self._samplers.find(row.subject, row.tenant)
+            self.start(future, sampler, body, row.drawn, is_repeated=row.state != "accepted")
         except HalteresError as error:
             self._futures.settle(future, failure(error))
         return future
 
-    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn) -> Outcome:
+    async def lost(self) -> Outcome:
+        """What a poll gets for a sample that is in no journal any more: its client submits it again by itself, unless
+        that would be another answer than it may have had."""
+        try:
+            async with asyncio.timeout(self._futures.poll_s):
+                engine = await running(self._fleet.pick(None, b""))
+                return LOST_SAMPLE if await self._fleet.is_exact(engine) else failure(gone())
+        except TimeoutError:
+            raise NotReady("The engine is starting.", next="Ask again in a moment.") from None
+
+    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn, *, is_repeated: bool) -> Outcome:
         snapshot = self._samplers.at(sampler, drawn.get("weights"))
         for chunk in body.prompt.chunks:
             if chunk.type != "encoded_text":
@@ -245,8 +289,10 @@ class Samples:
             params=msgspec.structs.replace(params, logprobs=self.logprobs),
             extra=extra.engine,
             tenant=sampler.tenant,
+            is_repeated=is_repeated,
         )
-        return binary_result(write_sample(await self.draw(draw), extra))
+        result, is_exact = await self._drawn(draw)
+        return replace(binary_result(write_sample(result, extra)), repeatable=is_exact)
 
 
 def drawn_for(body: Sample, sampler: Sampler) -> dict[str, int]:
