@@ -6,6 +6,7 @@ A sampler is driven by hand here, step by step, so that who shares a cache with 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,7 +22,7 @@ from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, Samplin
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Snapshot
-from halteres.engine.torch.cache import slot_length
+from halteres.engine.torch.cache import Block, PrefixCache, slot_length
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel
@@ -189,11 +190,6 @@ def held(sampler: Scheduler) -> int:
     return sum(block.cache.buffer.nbytes for block in sampler._batch.rows.blocks)
 
 
-def kept(sampler: Scheduler) -> int:
-    """Bytes of all prefixes."""
-    return sum(prefix.block.buffer.nbytes for prefix in sampler.prefixes._entries)
-
-
 def running(sampler: Scheduler) -> dict[SampleRequest, int]:
     """How many rows each request has."""
     rows = [row.request for row in sampler._batch.rows]
@@ -224,10 +220,11 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
             if not sampler.busy:
                 break
             step(sampler)
-            assert held(sampler) + kept(sampler) <= limits.cache_bytes
+            kept = sampler.prefixes.area * base.cache_bytes_per_token
+            assert held(sampler) + kept <= limits.cache_bytes
             assert held(sampler) == sampler.memory.used * base.cache_bytes_per_token
             assert sum(running(sampler).values()) <= limits.decode_rows
-            most, most_kept = max(most, held(sampler)), max(most_kept, kept(sampler))
+            most, most_kept = max(most, held(sampler)), max(most_kept, kept)
     assert most_kept
     assert most > 0.9 * limits.cache_bytes
     unbounded, same = Scheduler(base, Limits(prefixes=0)), [again(request) for request in requests]
@@ -397,19 +394,19 @@ def test_prefixes_make_way_for_rows_the_least_recently_used_first(base: BaseMode
     for request in (*ended, again(ended[0])):
         sampler.add(request)
         step(sampler, [request])
-    assert kept(sampler) == 3 * 96 * base.cache_bytes_per_token
+    assert sampler.prefixes.area == 3 * 96
     crowd = asked([1, 2, 3], n=4, limit=4)
     sampler.add(crowd)
     step(sampler)
     assert held(sampler) == 4 * 128 * base.cache_bytes_per_token
-    assert kept(sampler) == 96 * base.cache_bytes_per_token
+    assert sampler.prefixes.area == 128
     step(sampler, [crowd])
     hits = []
     for request in map(again, ended):
         sampler.add(request)
         step(sampler, [request])
         hits += [result.prompt_cache_hit_tokens for result in answers(request)]
-    assert hits == [96, 0, 0]
+    assert hits == [96, 0, 32], "of the last one used before, as much as there was room for"
 
 
 def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> None:
@@ -426,7 +423,7 @@ def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> N
     del snapshot, request
     gc.collect()
     sampler.prefixes.shrink(1 << 40)
-    assert kept(sampler) == 0
+    assert sampler.prefixes.area == 0
 
 
 def test_rows_that_made_way_come_back_though_memory_ends_right_after(
@@ -467,20 +464,129 @@ def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeyp
     assert answers(*groups) == [alone(base, request) for request in groups]
 
 
-def test_prefixes_with_one_beginning_are_found_whichever_of_them_went(base: BaseModel) -> None:
-    """The older is used again, so that the younger goes first; its pages were found by the younger until then."""
-    sampler = Scheduler(base, Limits(cache_bytes=4 * 128 * base.cache_bytes_per_token))
+def test_what_texts_begin_with_alike_is_kept_once_and_the_rest_of_the_older_use_goes_first(
+    base: BaseModel,
+) -> None:
+    """The first is used again, so that what only the second has goes first."""
+    limits = Limits(cache_bytes=(3 * 128 + 96) * base.cache_bytes_per_token)
+    sampler = Scheduler(base, limits)
     beginning, *ends = prompts(3, low=64, high=65, seed=41)
-    older, younger = (asked([*beginning, *end[:40]], limit=2) for end in ends)
-    for request in (older, younger, again(older)):
+    first, second = (asked([*beginning, *end[:40]], limit=2) for end in ends)
+    for request in (first, second, again(first)):
         sampler.add(request)
         step(sampler, [request])
-    assert kept(sampler) == 2 * 96 * base.cache_bytes_per_token
+    assert sampler.prefixes.area == 64 + 2 * 32
     crowd = asked([1, 2, 3], n=3, limit=4)
     sampler.add(crowd)
     step(sampler, [crowd])
-    assert kept(sampler) == 96 * base.cache_bytes_per_token
-    last = again(older)
-    sampler.add(last)
-    step(sampler, [last])
-    assert last.future.result().prompt_cache_hit_tokens == 96
+    assert sampler.prefixes.area == 96
+    hits: list[int] = []
+    for request in (again(first), again(second)):
+        sampler.add(request)
+        step(sampler, [request])
+        hits.append(request.future.result().prompt_cache_hit_tokens)
+    assert hits == [96, 64]
+
+
+class Texts:
+    """Texts that begin alike, and a slot whose numbers follow from all tokens up to their position."""
+
+    def __init__(self, base: BaseModel, seed: int) -> None:
+        self.base, self.block, self._random = base, Block(base, 2, 1024), np.random.default_rng(seed)
+        self._texts = [self._random.integers(3, 600, 200)]
+
+    def draw(self) -> np.ndarray:
+        """An earlier one up to anywhere, and something new."""
+        earlier = self._texts[self._random.integers(len(self._texts))]
+        kept = earlier[: self._random.integers(len(earlier) + 1)][:800]
+        text = np.concatenate([kept, self._random.integers(3, 600, self._random.integers(1, 200))])
+        self._texts.append(text)
+        return text
+
+    def fill(self, text: np.ndarray, snapshot: Snapshot) -> Block:
+        """Its first slot holds what this snapshot computes of the text."""
+        numbers_L = torch.from_numpy(np.cumsum(text * 7 % 61) + snapshot.version)
+        data = self.block.buffer
+        data.zero_()
+        data[:, :, 0, :, : len(text)] = (numbers_L % 251)[:, None].to(data.dtype)
+        data[1, :, 0, :, : len(text)] *= -1
+        return self.block
+
+    def restored(self, prefixes: PrefixCache, text: np.ndarray, snapshot: Snapshot) -> int:
+        """How many tokens are found, and they are this text's, and nothing else is written."""
+        data = self.fill(text, snapshot).buffer
+        found = prefixes.restore(snapshot, text, self.block, 1)
+        assert found < len(text)
+        assert torch.equal(data[:, :, 1, :, :found], data[:, :, 0, :, :found])
+        assert not data[:, :, 1, :, found:].any()
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_kept_and_goes_a_text_gets_its_own_keys_and_values(base: BaseModel, seed: int) -> None:
+    """Within its bounds, and nothing of a snapshot that is gone stays."""
+    random, texts, prefixes = np.random.default_rng(seed), Texts(base, seed), PrefixCache(4096)
+    snapshots = [replace(BASE, version=version) for version in range(3)]
+    hits = 0
+    for version in range(3, 400):
+        text, snapshot = texts.draw(), snapshots[int(random.integers(3))]
+        hits += texts.restored(prefixes, text, snapshot) > 0
+        room = int(random.integers(-100, 6000))
+        before = prefixes.area
+        prefixes.keep(snapshot, text, texts.fill(text, snapshot), 0, room)
+        assert prefixes.area <= max(before, min(room, 4096))
+        pages = min(len(text), max(room, 0), 4096) // 32
+        assert texts.restored(prefixes, np.append(text, 1), snapshot) >= pages * 32
+        if random.random() < 0.2:
+            area = int(random.integers(4096))
+            prefixes.shrink(area)
+            assert prefixes.area <= area
+        if random.random() < 0.05:
+            snapshots[int(random.integers(3))] = replace(BASE, version=version)
+    assert hits > 50
+    snapshots.clear()
+    del snapshot
+    gc.collect()
+    prefixes.shrink(1 << 40)
+    assert prefixes.area == 0
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions `work` calls, those of C among them."""
+    counted = [0]
+
+    def count(*_: object) -> None:
+        counted[0] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return counted[0]
+
+
+def work_of_one_text(base: BaseModel, number: int) -> list[int]:
+    """What one text more takes of a full cache of so many that begin alike: to keep it, to find it,
+    and to let go as much as it has for itself."""
+    random, block = np.random.default_rng(0), Block(base, 2, 256)
+    beginning = random.integers(3, 600, 128)
+    prefixes = PrefixCache(128 + number * 96)
+    *texts, last = [np.append(beginning, random.integers(3, 600, 96)) for _ in range(number + 1)]
+    for text in texts:
+        prefixes.keep(BASE, text, block, 0, 1 << 40)
+    assert prefixes.area == 128 + number * 96
+    found = [
+        calls(lambda: prefixes.keep(BASE, last, block, 0, 1 << 40)),
+        calls(lambda: prefixes.restore(BASE, last, block, 1)),
+        calls(lambda: prefixes.shrink(prefixes.area - 96)),
+    ]
+    assert prefixes.area == 128 + number * 96 - 96
+    return found
+
+
+def test_finding_keeping_and_letting_go_take_the_work_of_one_text_however_many_are_kept(
+    base: BaseModel,
+) -> None:
+    assert work_of_one_text(base, 16) == work_of_one_text(base, 1024)

@@ -7,8 +7,9 @@ the weight 0, but 0 * NaN is NaN.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -90,6 +91,15 @@ class Block:
         """Copy slots of a block, this or another, up to a length; one source may go to all."""
         self._data[:, :, _range(slots), :, :length] = source._data[:, :, _range(sources), :, :length]
 
+    def pages(self, slot: int, numbers: range) -> list[Tensor]:
+        """Copies of these pages of a slot, each 2 x layers x key heads x POSITION_STEP x width."""
+        pages = self._data[:, :, slot].split(POSITION_STEP, dim=3)
+        return [pages[i].clone(memory_format=torch.contiguous_format) for i in numbers]
+
+    def write_pages(self, slot: int, pages: Sequence[Tensor]) -> None:
+        """Write pages to the beginning of a slot."""
+        torch.cat([*pages], dim=3, out=self._data[:, :, slot, :, : len(pages) * POSITION_STEP])
+
     def clear(self, slots: range, length: int) -> None:
         """Zero slots that have lost their tenants, who wrote nothing from `length` on."""
         self._data[:, :, slots.start : slots.stop, :, :length] = 0
@@ -101,83 +111,116 @@ def _range(slots: Sequence[int]) -> slice | list[int]:
     return slice(first, last + 1) if last - first + 1 == len(slots) and sorted(slots) == [*slots] else [*slots]
 
 
+Pages = dict[bytes, "Page"]  # by their tokens, int64
+
+
 @dataclass(slots=True, eq=False)
-class Prefix:
-    """Keys and values that stay when their sequence has ended."""
+class Page:
+    """Keys and values of POSITION_STEP tokens that stay when their sequence has ended."""
 
-    tokens: np.ndarray  # int64, whole pages of POSITION_STEP
-    block: Block  # of one slot
-    snapshot: weakref.ref[Snapshot]
-
-    @property
-    def texts(self) -> list[bytes]:
-        """What it begins with, in whole pages: the keys that it is found by."""
-        return [self.tokens[:stop].tobytes() for stop in range(POSITION_STEP, len(self.tokens) + 1, POSITION_STEP)]
+    tokens: bytes
+    heads: Tensor  # as `Block.pages` gives them
+    following: Pages = field(default_factory=dict)  # what texts that begin so have behind it
 
 
 class PrefixCache:
-    """What ended sequences began with, in memory that no row needs; the least recently used goes first.
+    """What ended sequences began with, in memory that no row needs: for each snapshot a tree of pages.
 
-    A prefix is found by its whole pages, so that a text's queries fall into the blocks in which a whole prefill has
-    them, and have the same bits. Those of a snapshot that nobody holds any more go at the next look for room.
+    A text is found page by page, so that its queries fall into the blocks in which a whole prefill
+    has them, and have the same bits. What several texts begin with is kept once.
+
+    The least recently used page goes first. A page counts as used after those that follow it, so
+    none follows the one that goes. Finding, keeping and letting go take the time of the pages
+    concerned, however many others there are. Those of a snapshot that nobody holds any more go at
+    the next look for room.
     """
 
-    def __init__(self, base: BaseModel, most: int) -> None:
-        self._base, self._most = base, most
+    def __init__(self, most: int) -> None:
+        """Of `most` positions at most."""
+        self._most = most
         self.hit_tokens, self.computed_tokens = 0, 0  # of all texts that were prefilled
-        self._entries: dict[Prefix, None] = {}  # the least recently used first
-        self._by_text: weakref.WeakKeyDictionary[Snapshot, dict[bytes, Prefix]] = weakref.WeakKeyDictionary()
+        # Every page with the pages among which it is found; the least recently used first. A plain
+        # dict would look for its first item among all those that went before it.
+        self._found_in: OrderedDict[Page, Pages] = OrderedDict()
+        self._first: dict[weakref.ref[Snapshot], Pages] = {}
+        self._ended: deque[weakref.ref[Snapshot]] = deque()  # snapshots that nobody holds any more
 
     @property
     def area(self) -> int:
         """Positions of all."""
-        return sum(prefix.block.area for prefix in self._entries)
+        return len(self._found_in) * POSITION_STEP
 
-    def find(self, snapshot: Snapshot, tokens: np.ndarray) -> tuple[Prefix, int] | None:
-        """What the text shares with a prefix, in whole pages, and at least one token short of it: its last one has to
-        be computed."""
-        by_text, found = self._by_text.get(snapshot, {}), None
-        for stop in range(POSITION_STEP, len(tokens), POSITION_STEP):
-            prefix = by_text.get(tokens[:stop].tobytes())
-            if prefix is None:
-                break
-            found = prefix, stop
-        if found is not None:
-            self._entries[found[0]] = self._entries.pop(found[0], None)
-        return found
+    def restore(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int) -> int:
+        """Write what is kept of a text's beginning into a slot; the number of its tokens.
+
+        It is at least one token short of the text: the last one has to be computed.
+        """
+        path = self._path(snapshot, _pages(tokens[: len(tokens) - 1]))
+        if path:
+            self._use(path)
+            block.write_pages(slot, [page.heads for page in path])
+        return len(path) * POSITION_STEP
 
     def keep(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int) -> None:
-        """Keep what the slot holds of these tokens, if `room` for all prefixes allows it."""
-        length = len(tokens) // POSITION_STEP * POSITION_STEP
-        by_text = self._by_text.setdefault(snapshot, {})
-        if not 0 < length <= room or not self._most or tokens[:length].tobytes() in by_text:
+        """Keep what a slot holds of these tokens, as far as `room` for all pages allows it."""
+        room = min(room, self._most)
+        texts = [*_pages(tokens[: max(room, 0)])]
+        path = self._path(snapshot, texts)
+        self._use(path)
+        new = texts[len(path) :]
+        if not new:
             return
-        self.shrink(room - length, self._most - 1)
-        prefix = Prefix(tokens[:length], Block(self._base, 1, length), weakref.ref(snapshot))
-        prefix.block.copy([0], block, [slot], length)
-        self._entries[prefix] = None
-        for text in prefix.texts:
-            by_text.setdefault(text, prefix)
+        # The path is what was used last, and there is room for it: others make way.
+        self.shrink(room - len(new) * POSITION_STEP)
+        heads = block.pages(slot, range(len(path), len(texts)))
+        among = path[-1].following if path else self._beginnings(snapshot)
+        for text, part in zip(new, heads, strict=True):
+            page = among[text] = Page(text, part)
+            self._found_in[page] = among
+            path.append(page)
+            among = page.following
+        self._use(path)
 
-    def shrink(self, area: int, count: int | None = None) -> None:
-        """Keep so many positions, and prefixes, at most."""
-        if not self._entries:
-            return
-        for prefix in [prefix for prefix in self._entries if prefix.snapshot() is None]:
-            del self._entries[prefix]
-        held, most = self.area, self._most if count is None else count
-        while self._entries and (held > area or len(self._entries) > most):
-            prefix = next(iter(self._entries))
-            held -= prefix.block.area
-            del self._entries[prefix]
-            snapshot = prefix.snapshot()
-            by_text = self._by_text.get(snapshot, {}) if snapshot is not None else {}
-            for text in [text for text in prefix.texts if by_text.get(text) is prefix]:
-                del by_text[text]
-            for other in self._entries:  # those that begin alike are found by their own pages from now on
-                if other.snapshot() is snapshot and other.texts[0] == prefix.texts[0]:
-                    for text in other.texts:
-                        by_text.setdefault(text, other)
+    def shrink(self, area: int) -> None:
+        """Keep so many positions at most."""
+        while self._ended:
+            self._drop(self._first.pop(self._ended.popleft()))
+        while self._found_in and self.area > area:
+            page, among = self._found_in.popitem(last=False)
+            del among[page.tokens]
+
+    def _beginnings(self, snapshot: Snapshot) -> Pages:
+        # The callback may run in any thread, and holds no page.
+        return self._first.setdefault(weakref.ref(snapshot, self._ended.append), {})
+
+    def _path(self, snapshot: Snapshot, texts: Iterable[bytes]) -> list[Page]:
+        """The pages that are kept of a text, from its beginning."""
+        among, path = self._first.get(weakref.ref(snapshot), {}), list[Page]()
+        for text in texts:
+            page = among.get(text)
+            if page is None:
+                break
+            path.append(page)
+            among = page.following
+        return path
+
+    def _use(self, path: Sequence[Page]) -> None:
+        for page in reversed(path):
+            self._found_in.move_to_end(page)
+
+    def _drop(self, pages: Pages) -> None:
+        """These, and all that follow them."""
+        rest = [*pages.values()]
+        while rest:
+            page = rest.pop()
+            del self._found_in[page]
+            rest += page.following.values()
+
+
+def _pages(tokens: np.ndarray) -> Iterator[bytes]:
+    """The tokens of every whole page."""
+    for stop in range(POSITION_STEP, len(tokens) + 1, POSITION_STEP):
+        yield tokens[stop - POSITION_STEP : stop].tobytes()
 
 
 class CacheMemory:
@@ -188,7 +231,7 @@ class CacheMemory:
         self._area = cache_bytes // base.cache_bytes_per_token
         self._most = max(MOST_BYTES, cache_bytes // MOST_SHARE) // base.cache_bytes_per_token
         self.used = 0  # positions of rows' blocks
-        self.prefixes = PrefixCache(base, prefixes)
+        self.prefixes = PrefixCache(prefixes * base.context)
 
     @property
     def free(self) -> int:

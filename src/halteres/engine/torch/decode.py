@@ -96,18 +96,17 @@ class DecodeBatch:
         self.mixture.hold(_owners(self.rows.places))
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
+        prefixes = self._memory.prefixes
         for text in texts:
             scored = any(request.scores is None and request.extra.of_prompt for request in text.requests)
-            found = None if scored else self._memory.prefixes.find(text.snapshot, text.tokens)
-            if found is not None:
-                prefix, text.start = found
+            if not scored:
                 block, slot = text.slots[0]
-                block.cache.copy([slot], prefix.block, [0], text.start)
+                text.start = prefixes.restore(text.snapshot, text.tokens, block.cache, slot)
             for request in text.requests:
                 if request.scores is None:
                     request.cache_hit_tokens = text.start
-            self._memory.prefixes.hit_tokens += text.start
-            self._memory.prefixes.computed_tokens += len(text.rest)
+            prefixes.hit_tokens += text.start
+            prefixes.computed_tokens += len(text.rest)
         hidden_UD = self._last_hidden(texts)
         self._advance(places, columns_N, hidden_UD.index_select(0, self._tensor(text_of_row)))
 
