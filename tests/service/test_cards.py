@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from deadlines import wait_until
 from typer.testing import CliRunner
 
+from halteres.cli import serve
 from halteres.cli.main import app
 from halteres.errors import NotFound
 from halteres.process import Lifeline, identity
@@ -77,13 +79,23 @@ def test_a_service_that_one_of_our_processes_started_leaves_no_card(
     line.close()
 
 
+def test_a_service_that_is_just_starting_is_waited_for(home: Path) -> None:
+    with other_process() as process:
+        leaving = threading.Timer(0.2, written, (home, "late", process.pid, 1.0))
+        leaving.start()
+        card = newest_live(within_s=20)
+        leaving.join()
+    assert card is not None and card.state == "late"
+
+
 def test_a_home_that_takes_no_card_hinders_no_service(home: Path) -> None:
     (home / "services").write_text("a file")
     with card_left("http://127.0.0.1:7", home):
         assert newest_live() is None
 
 
-def test_without_a_service_there_is_nothing_to_export() -> None:
+def test_without_a_service_there_is_nothing_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "STARTS_WITHIN_S", 0.0)
     asked = CliRunner().invoke(app, ["variables"])
     assert asked.exit_code == 1 and asked.output == ""
     assert isinstance(asked.exception, NotFound)
@@ -95,7 +107,7 @@ def test_a_service_with_a_state_of_its_own_is_the_one_to_export(home: Path) -> N
     command = [sys.executable, "-c", "from halteres.cli.main import main; main()", *words]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service:
         try:
-            card = wait_until(newest_live, within_s=60)
+            card = wait_until(newest_live, within_s=100)
             assert card is not None and card.process["pid"] == service.pid
             assert f"export TINKER_BASE_URL={card.url} " in CliRunner().invoke(app, ["variables"]).output
             service.send_signal(signal.SIGTERM)
