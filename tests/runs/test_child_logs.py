@@ -59,6 +59,26 @@ def test_what_is_held_back_is_less_than_a_secret_and_only_the_beginning_of_one()
     assert secret_filter.rest() == b"to"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_logins_are_struck_out_of_a_stream_alike_however_it_is_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    words = (*SECRETS, "http://any:k3y@h:80/x", "'redis://:schlüssel@c/0'", "http://h:80", "12:30", "://", "a@b", "x:")
+    text = " ".join(draw.choice(words) for _ in range(40))
+    stream = os.fsencode(text)
+    whole = os.fsencode(Redactor(SECRETS).text(text))
+    assert b"k3y" not in whole
+    for pieces in (1, 7, len(stream)):
+        assert strained(stream, sorted(draw.sample(range(1, len(stream)), pieces - 1))) == whole
+
+
+def test_the_login_of_an_address_is_struck_out_however_late_its_end_comes() -> None:
+    secret_filter = SecretFilter(["tok-1234567890"])
+    assert secret_filter.through(b"asking http://any:pass") == b"asking http"
+    assert secret_filter.through(b"word@h") == b""
+    assert secret_filter.through(b":80 \n") == b"://any:***@h:80 \n"
+    assert secret_filter.through(b"x" + b"://" + b"y" * 1_000_000) == b"x" + b"://" + b"y" * 1_000_000
+
+
 def test_what_is_too_short_to_be_a_secret_is_told() -> None:
     assert SecretFilter(["x", "", "short"]).idle
 

@@ -1,35 +1,50 @@
-"""The roles of a run: what its own service is told."""
+"""The roles of a run: what its own service is told, who is given a proxy."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
+from halteres.process import Lifeline
 from halteres.runs.servers import Server
-from halteres.runs.supervision.roles import RunContext, listen, roles_of
+from halteres.runs.supervision.roles import Listener, RunContext, listen, roles_of
+from halteres.runs.supervision.run_processes import spawn
 
 
-def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
+@contextmanager
+def listening() -> Iterator[Listener]:
+    listener = listen()
+    with listener.socket:
+        yield listener
+
+
+def scene_of(path: Path, env: dict[str, float], service: Listener | None, api: Listener, url: str) -> RunContext:
     program = EnvironmentProgram(name="sums", path=path / "sums.py", interpreter="python", working_directory=path)
-    service, api = listen() if own_service else None, listen()
-    scene = RunContext(
+    return RunContext(
         path=path,
         run_name="sums",
         settings=Settings(env=env),
         environment=program,
         base_model="halteres/tiny",
         service=service,
-        inference=Server(url=service.url if service else "http://127.0.0.1:1", key=None),
+        inference=Server(url=service.url if service else url, key=None),
         api=api,
         secret="s",
     )
-    found = {role.name: tuple(role.command) for role in roles_of(scene)}
-    for listener in filter(None, (service, api)):
-        listener.socket.close()
-    return scene, found
+
+
+def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
+    with ExitStack() as held:
+        service = held.enter_context(listening()) if own_service else None
+        scene = scene_of(path, env, service, held.enter_context(listening()), "http://127.0.0.1:1")
+        return scene, {role.name: tuple(role.command) for role in roles_of(scene)}
 
 
 @pytest.mark.parametrize(("temperature", "tempered"), [(1.0, False), (0.7, True)])
@@ -44,3 +59,39 @@ def test_a_runs_own_service_gives_the_log_probabilities_of_the_temperature_that_
 def test_somebody_elses_service_gives_what_it_gives(tmp_path: Path) -> None:
     scene, found = commands(tmp_path, {"temperature": 0.7}, own_service=False)
     assert not scene.tempered and "service" not in found
+
+
+@pytest.mark.parametrize(
+    ("url", "stay_here"),
+    [
+        (None, {"service", "api", "trainer"}),
+        ("http://127.0.0.1:8001", {"api", "trainer"}),
+        ("http://[::1]:8001", {"api", "trainer"}),
+        ("https://tinker.example", {"api"}),
+    ],
+)
+def test_who_talks_to_this_machine_alone_is_given_no_proxy(
+    tmp_path: Path, url: str | None, stay_here: set[str]
+) -> None:
+    """An environment may read data from elsewhere, and a trainer may have to ask a service elsewhere."""
+    with ExitStack() as held:
+        api = held.enter_context(listening())
+        service = held.enter_context(listening()) if url is None else None
+        scene = scene_of(tmp_path, {}, service, api, url or "")
+        assert {role.name for role in roles_of(scene) if role.stays_here} == stay_here
+
+
+async def test_a_role_that_stays_here_starts_without_the_proxies_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1080")
+    code = "import os; print([name for name in os.environ if name.upper() == 'ALL_PROXY'])"
+    line = Lifeline.open()
+    for stays_here, told in ((True, "[]\n"), (False, "['ALL_PROXY']\n")):
+        log = tmp_path / f"{stays_here}.log"
+        command = (sys.executable, "-c", code)
+        child = spawn(command, log=log, folder=tmp_path, lifeline=line, stays_here=stays_here)
+        async with asyncio.timeout(20):
+            await asyncio.wrap_future(child.exit)
+        assert log.read_text() == told
+    line.close()

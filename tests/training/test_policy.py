@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from halteres.config.settings import TrainerSettings
+from halteres.config import environ
+from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.losses import find_kind
+from halteres.models import TINY
+from halteres.runs.servers import Server
+from halteres.runs.supervision.roles import Listener, RunContext, listen, roles_of
 from halteres.training import policy
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
 from halteres.training.policy import Policy, SentCall, _datum, _finite_pass
@@ -133,3 +144,74 @@ async def test_a_service_that_tells_no_count_is_no_matter() -> None:
     policy = counting(0, {}, {"grad_norm:mean": 1.0})
     assert await policy.optim_step(0.1) == 1
     assert await policy.optim_step(0.1) == 2
+
+
+SESSION_OF_AN_INSTANT = """
+import os, sys
+from halteres.training import policy
+policy.SESSION_S = 0.2
+from halteres.training.__main__ import main
+code = main(["--run", sys.argv[1]])
+sys.stderr.flush()
+os._exit(code)
+"""
+
+
+class Silent(BaseHTTPRequestHandler):
+    """A service that says it is well, and answers nothing else: as one behind a proxy that takes requests in."""
+
+    let_go = threading.Event()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/healthz"):
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+        else:
+            self.do_POST()
+
+    def do_POST(self) -> None:
+        self.let_go.wait(60)
+
+
+def test_a_trainer_whose_service_opens_no_session_ends_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    (tmp_path / "settings.json").write_text(Settings(env={"batch_size": 16}).model_dump_json())
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        wiring = {"run_id": "r1", "service_url": url, "api_url": url, "base_model": TINY}
+        (tmp_path / "wiring.json").write_text(json.dumps(wiring))
+        command = [sys.executable, "-c", SESSION_OF_AN_INSTANT, str(tmp_path)]
+        try:
+            ended = subprocess.run(command, env=environ.for_loopback(), capture_output=True, timeout=60)
+        finally:
+            Silent.let_go.set()
+            server.shutdown()
+    failure = json.loads((tmp_path / "control" / "failure.json").read_text())
+    assert (ended.returncode, failure["role"], failure["code"]) == (1, "trainer", "not_ready")
+    assert url in failure["what"] and "HTTP_PROXY" in failure["next"]
+
+
+def test_what_a_trainer_waits_for_at_its_start_ends_before_its_supervisor_gives_it_up(tmp_path: Path) -> None:
+    """Each wait has a reason of its own; the supervisor only knows that the trainer is not ready."""
+    with listen().socket as bound:
+        context = RunContext(
+            path=tmp_path,
+            run_name="sums",
+            settings=Settings(),
+            environment=EnvironmentProgram(name="s", path=tmp_path, interpreter="python", working_directory=tmp_path),
+            base_model=TINY,
+            service=Listener(bound),
+            inference=Server(url="http://127.0.0.1:1"),
+            api=Listener(bound),
+            secret="s",
+        )
+        (trainer,) = (role for role in roles_of(context) if role.name == "trainer")
+    longest_s = policy.UP_S + policy.SESSION_S + policy.FIRST_S
+    assert longest_s < trainer.ready_within_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -134,3 +135,67 @@ def test_a_process_with_a_bad_log_level_ends_with_one_sentence() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: The variable HALTERES_LOG is 'LOUD'.")
     assert len(ended.stderr.splitlines()) == 1
+
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY")
+
+
+@pytest.fixture
+def proxies(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets these variables of proxies, and no other."""
+
+    def only(**variables: str) -> None:
+        for name in (*PROXIES, "no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return only
+
+
+def test_a_child_that_talks_to_this_machine_alone_gets_no_proxy(proxies: Callable[..., None]) -> None:
+    proxies(**dict.fromkeys(PROXIES, "socks5://proxy:1080"))
+    child = environ.for_loopback("MY_KEY", HALTERES_X="1")
+    assert not set(PROXIES) & child.keys()
+    assert (child["HALTERES_X"], child["NO_PROXY"]) == ("1", "127.0.0.1,localhost")
+    assert set(PROXIES) <= environ.for_sandboxed().keys()
+
+
+def test_a_child_that_talks_to_this_machine_alone_may_have_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "k")
+    assert environ.for_loopback("MY_KEY")["MY_KEY"] == "k"
+    assert "MY_KEY" not in environ.for_loopback()
+
+
+def test_where_everything_is_exempt_no_child_gets_a_proxy(proxies: Callable[..., None]) -> None:
+    """pyqwest 0.7, by which the SDK of tinker 0.38 sends, does not know the asterisk."""
+    proxies(**dict.fromkeys(PROXIES, "http://me:hunter22@proxy:3128"), no_proxy="a.example, *")
+    for child in (environ.for_child(), environ.for_sandboxed(), environ.with_keys("PATH")):
+        assert not set(PROXIES) & child.keys()
+        assert child["NO_PROXY"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_usable"),
+    [
+        ("ALL_PROXY", "http://proxy:3128", True),
+        ("all_proxy", "proxy:3128", True),
+        ("HTTPS_PROXY", "https://me:hunter22@proxy", True),
+        ("FTP_PROXY", "ftp://proxy", True),
+        ("ALL_PROXY", "socks5://proxy:1080", False),
+        ("http_proxy", "socks5h://proxy:1080", False),
+        ("HTTPS_PROXY", "socks4://proxy:1080", False),
+    ],
+)
+def test_a_proxy_that_the_sdk_cannot_ask_is_named(
+    proxies: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_usable: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    proxies(**{name: value})
+    assert set(environ.unusable_proxies()) == (set() if is_usable else {name})
+    if not is_usable:
+        with pytest.raises(InvalidConfig) as refused:
+            environ.check_proxies()
+        assert refused.value.details["field"] == name
+        monkeypatch.setenv("NO_PROXY", "*")
+        environ.check_proxies()

@@ -23,6 +23,9 @@ PASSED_ON = {
 }
 """Settings of a command whose every word, --help too, belongs to another program."""
 
+STARTS_WITHIN_S = 5.0
+"""How long `variables` waits for a service: that of `halteres serve &` in the line before leaves its card in a moment."""
+
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
@@ -176,7 +179,7 @@ def variables(
     from halteres.service.cards import newest_live
 
     if url is None:
-        card = newest_live()
+        card = newest_live(STARTS_WITHIN_S)
         if card is None:
             raise NotFound("No `halteres serve` of yours runs: start one, or name a service with --url ADDRESS.")
         url = card.url

@@ -20,6 +20,8 @@ from halteres.config import environ
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.process import alive, identity
 
+LOOK_EVERY_S = 0.1
+
 log = logging.getLogger(__name__)
 
 
@@ -61,10 +63,15 @@ def card_left(url: str, state: Path) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-def newest_live() -> Card | None:
-    """The service of this user that was started last, of those that run."""
-    live = [card for _, card in _cards() if card.is_live]
-    return max(live, key=lambda card: card.since, default=None)
+def newest_live(within_s: float = 0.0) -> Card | None:
+    """The service of this user that was started last, of those that run. Where there is none yet, one is waited for:
+    that of `halteres serve &` in the line before."""
+    ends = time.monotonic() + within_s
+    while True:
+        live = [card for _, card in _cards() if card.is_live]
+        if live or time.monotonic() >= ends:
+            return max(live, key=lambda card: card.since, default=None)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _folder() -> Path:

@@ -64,9 +64,10 @@ class SentCall(Generic[T]):
         call: Awaitable[Any],
         name: str,
         read: Callable[[Any], T] = lambda answer: answer,
-        within_s: float = CALL_S,
+        within_s: float | None = None,
     ) -> None:
-        self._call, self._name, self._read, self._within_s = call, name, read, within_s
+        self._call, self._name, self._read = call, name, read
+        self._within_s = CALL_S if within_s is None else within_s
 
     def __await__(self) -> Generator[Any, None, T]:
         async def redeemed() -> T:

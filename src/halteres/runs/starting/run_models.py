@@ -16,6 +16,7 @@ from halteres.config.settings import InferenceSettings, Settings
 from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.logins import without_logins
+from halteres.loopback import is_local
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.model_folder import ModelFolder
@@ -152,13 +153,15 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
         raise NotReady(
             f"No training service answers at {service_url}.",
             error.why,
-            f"Check the address{_asked_directly()}, or leave it out: the run then starts a service of its own.",
+            f"Check the address{_asked_directly(service_url)}, or leave it out: the run then starts a service of its own.",
         ) from error
 
 
-def _asked_directly() -> str:
+def _asked_directly(url: str) -> str:
     names = ", ".join(sorted(environ.proxies()))
-    return f" (a run's environments ask without the proxy of {names})" if names else ""
+    if not names or is_local(url):
+        return ""
+    return f" (a run's environments ask without the proxy of {names})"
 
 
 LISTS, SHORT = ("rewards", "panel"), "reward_model_path"

@@ -1,0 +1,117 @@
+"""Which training services of a user run: those that were started for their own sake."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from deadlines import wait_until
+from typer.testing import CliRunner
+
+from halteres.cli import serve
+from halteres.cli.main import app
+from halteres.errors import NotFound
+from halteres.process import Lifeline, identity
+from halteres.service.cards import Card, card_left, newest_live
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    monkeypatch.delenv("HALTERES_LIFELINE_FD", raising=False)
+    return tmp_path
+
+
+@contextmanager
+def other_process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that runs until the block ends."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def written(home: Path, name: str, pid: int, since: float) -> None:
+    """The card of another service."""
+    card = Card(url=f"http://127.0.0.1/{name}", state=name, since=since, process=identity(pid))
+    (home / "services").mkdir(exist_ok=True)
+    (home / "services" / f"{name}.json").write_bytes(msgspec.json.encode(card))
+
+
+def test_the_newest_service_that_runs_is_named_whatever_its_state(home: Path) -> None:
+    assert newest_live() is None
+    with other_process() as one, other_process() as another:
+        written(home, "older", one.pid, 1.0)
+        written(home, "newer", another.pid, 2.0)
+        assert newest_live() == msgspec.json.decode((home / "services" / "newer.json").read_bytes(), type=Card)
+        another.send_signal(signal.SIGKILL)
+        another.wait()
+        assert (card := newest_live()) is not None and card.state == "older"
+
+
+def test_a_card_is_there_while_its_service_is_and_takes_those_of_the_dead_away(home: Path) -> None:
+    with other_process() as gone:
+        written(home, "gone", gone.pid, 9e9)
+    (home / "services" / "damaged.json").write_text("{")
+    with card_left("http://127.0.0.1:7", home / "elsewhere"):
+        card = newest_live()
+        assert card is not None and (card.url, card.state) == ("http://127.0.0.1:7", str(home / "elsewhere"))
+        assert {file.stem for file in (home / "services").iterdir()} == {str(os.getpid()), "damaged"}
+    assert newest_live() is None
+
+
+def test_a_service_that_one_of_our_processes_started_leaves_no_card(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Lifeline.open()
+    monkeypatch.setenv("HALTERES_LIFELINE_FD", str(line.read_end))
+    with card_left("http://127.0.0.1:7", home):
+        assert newest_live() is None
+    line.close()
+
+
+def test_a_service_that_is_just_starting_is_waited_for(home: Path) -> None:
+    with other_process() as process:
+        leaving = threading.Timer(0.2, written, (home, "late", process.pid, 1.0))
+        leaving.start()
+        card = newest_live(within_s=20)
+        leaving.join()
+    assert card is not None and card.state == "late"
+
+
+def test_a_home_that_takes_no_card_hinders_no_service(home: Path) -> None:
+    (home / "services").write_text("a file")
+    with card_left("http://127.0.0.1:7", home):
+        assert newest_live() is None
+
+
+def test_without_a_service_there_is_nothing_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "STARTS_WITHIN_S", 0.0)
+    asked = CliRunner().invoke(app, ["variables"])
+    assert asked.exit_code == 1 and asked.output == ""
+    assert isinstance(asked.exception, NotFound)
+
+
+@pytest.mark.runs
+def test_a_service_with_a_state_of_its_own_is_the_one_to_export(home: Path) -> None:
+    words = ("serve", "--port", "0", "--engine", "scripted", "--threads", "1", "--state", str(home / "elsewhere"))
+    command = [sys.executable, "-c", "from halteres.cli.main import main; main()", *words]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service:
+        try:
+            card = wait_until(newest_live, within_s=100)
+            assert card is not None and card.process["pid"] == service.pid
+            assert f"export TINKER_BASE_URL={card.url} " in CliRunner().invoke(app, ["variables"]).output
+            service.send_signal(signal.SIGTERM)
+            service.wait(20)
+        finally:
+            service.kill()
+    assert newest_live() is None and not list((home / "services").iterdir())
