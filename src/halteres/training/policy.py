@@ -102,6 +102,7 @@ UPDATE_METRIC = "update_norm:max"
 """Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
 
 UP_S = 120.0  # for the service to load its model
+INFO_S = 30.0  # for a service that is up to say what it is
 
 
 class Policy:
@@ -109,6 +110,7 @@ class Policy:
 
     version: int  # optimiser steps taken so far
     tempered: bool  # sampled log-probabilities are those of the sampling temperature, which is not 1
+    exact: bool = True  # what samples computes the same bits as what trains
     update_norm: float | None = None  # of what the adapter adds, relative to the base weights; None: nobody has said
 
     def __init__(
@@ -213,6 +215,17 @@ class Policy:
             state_path=(await state).path if state else None,
             sampler_path=(await sampler).path,
         )
+
+
+async def samples_exactly(wiring: Wiring) -> bool:
+    """Whether the service says that what samples there is exact. One that is not ours does not say; nothing is assumed
+    of it."""
+    url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
+    try:
+        info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
+    except (NotReady, Refused):
+        return True
+    return info.get("samples_exactly") is not False
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:

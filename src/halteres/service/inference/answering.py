@@ -44,8 +44,8 @@ MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
 """Log-probabilities of prompts in one answer: some 20 MB of JSON, made in a thread; those of a stream are not."""
 
 MAX_LIKELY = 2**20
-"""Likely tokens beside the sampled ones in one answer, were each sequence as long as it may be. As objects of Python they
-take a hundred times the bytes of the request that asks for them: some 200 MB."""
+"""Likely tokens beside the sampled ones in one answer, were each sequence as long as it may be: 25 MB of JSON, made of
+200 MB of objects."""
 
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
