@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
+import math
 import re
 import socket
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any, TypeVar
@@ -39,6 +42,14 @@ BACKLOG = 1024  # connections that wait while a server starts or restarts
 
 MOST_HEAD_BYTES = 2**16
 """Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
+
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection that waits cannot be accepted: nothing of these is left."""
+
+SAID_EVERY_S = 60.0  # at most, that connections wait
+
+log = logging.getLogger(__name__)
 
 
 class Foreign(UserError):
@@ -132,6 +143,11 @@ class Server(uvicorn.Server):
         self._on_end = on_end
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end is asked for."""
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
+        await super().serve(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: end in order; a second one does not wait for answers under way.
 
@@ -148,6 +164,32 @@ class Server(uvicorn.Server):
         """Answer what is under way, then close."""
         self._on_end()
         await super().shutdown(sockets)
+
+
+class LoopErrors:
+    """What goes wrong outside of any request, for the log: that connections cannot be accepted, once in a while.
+
+    asyncio 3.11 says it with a traceback for every connection that its queue may hold, again and again: 4 MB a second.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_at = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As `asyncio` calls it."""
+        error = context.get("exception")
+        if "socket" not in context or not isinstance(error, OSError) or error.errno not in EXHAUSTED:
+            loop.default_exception_handler(context)
+            return
+        if self._clock() - self._said_at < SAID_EVERY_S:
+            return
+        self._said_at = self._clock()
+        log.error(
+            "Connections wait and cannot be accepted: %s. Others end first; `ulimit -n` sets how many files and"
+            " connections this process may have open.",
+            error.strerror,
+        )
 
 
 class OneLength:

@@ -19,7 +19,7 @@ from halteres.service.inference import requests
 from halteres.service.inference.openai import CompletionAnswer
 from halteres.service.limits import LONG, MOST_THREADS, Threads
 from halteres.service.service import Options
-from halteres.service.wire import bodies
+from halteres.service.wire import bodies, results
 from halteres.text import Tokenizer
 
 from .inference_fixtures import TOKENIZER
@@ -27,6 +27,7 @@ from .live_service import LiveService, serving
 
 WAIT_S = 20
 
+HI = [{"role": "user", "content": "Hi"}]
 LONG_PROMPT = [5 + at % 50 for at in range(300)]
 SCORED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": LONG_PROMPT, "prompt_logprobs": 5, "n": 4096, "max_tokens": 1}),
@@ -61,6 +62,56 @@ async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: LiveS
     params = {"n": 400, "max_new_tokens": 1}
     for start, status in ((0, 400), (290, 200), (1000, 200)):
         assert (await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start))[0] == status
+
+
+LIKELY: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "1", "logprobs": 256, "n": 512}),
+    ("/v1/completions", {"prompt": ["1"] * 64, "logprobs": 256, "n": 8}),
+    ("/v1/completions", {"prompt": "1", "logprobs": 256, "n": 1, "best_of": 512}),
+    ("/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 64}),
+    ("/generate", {"text": "1", "return_logprob": True, "top_logprobs_num": 256, "sampling_params": {"n": 64}}),
+    ("/generate", {"prompt": "1", "logprobs": 256, "n": 512}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LIKELY)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_small_request_cannot_ask_for_very_many_likely_tokens(
+    scene: LiveService, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Sequences, times tokens of each, times likely ones at each: 80 bytes asked for two gigabytes."""
+    if stream and "best_of" in body:
+        body = {name: value for name, value in body.items() if name != "best_of"} | {"n": 512}
+    status, answer = await scene.ask(path, **body, stream=stream)
+    assert (status, "likely tokens" in str(answer)) == (400, True)
+    assert scene.engine.calls["sample"] + scene.engine.calls["stream"] == 0
+
+
+async def test_likely_tokens_are_counted_by_the_tokens_that_may_come(scene: LiveService) -> None:
+    body = {"messages": HI, "logprobs": True, "top_logprobs": 20}
+    assert (await scene.ask("/v1/chat/completions", **body))[0] == 200
+    assert (await scene.ask("/v1/chat/completions", **body, n=64, max_tokens=16))[0] == 200
+    scored = {"prompt": "1", "prompt_logprobs": 5, "logprobs": 256, "n": 512, "max_tokens": 0}
+    assert (await scene.ask("/v1/completions", **scored))[0] == 200
+
+
+async def test_a_sample_that_is_too_large_for_json_says_so(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client reads no protobuf."""
+    monkeypatch.setattr(results, "MAX_JSON_SAMPLE", 200)
+    made = {"session_id": await scene.session(), "sampling_session_seq_id": 0, "base_model": TINY}
+    sampler = (await scene.post("create_sampling_session", made))[1]["sampling_session_id"]
+    for seq, top, kind in ((1, 0, "sample"), (2, 20, None)):
+        body = {
+            "sampling_session_id": sampler,
+            "seq_id": seq,
+            "prompt": {"chunks": [{"tokens": [5]}]},
+            "sampling_params": {"max_tokens": 4},
+            "topk_sample_logprobs": top,
+        }
+        _, promised = await scene.post("asample", body)
+        poll = {"request_id": promised["request_id"]}
+        status, answer = await scene.post("retrieve_future", poll, Accept="application/json")
+        assert (status, answer.get("type"), answer.get("category")) == (200, kind, None if kind else "user")
 
 
 async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: LiveService) -> None:

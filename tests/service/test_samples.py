@@ -20,12 +20,16 @@ import pytest
 import tinker
 from contract.requirements import proves
 from deadlines import until
+from inexact import PROGRAM
 from tinker import types
 
+from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.durable.futures import KEEP_S
 from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
+from halteres.training.folder import Wiring
+from halteres.training.policy import samples_exactly
 
 from .live_service import KEY, LiveService, closing, prompt, serving, trainer
 from .test_durability import NEVER, tokens, version
@@ -207,30 +211,21 @@ async def test_samples_of_one_answer_are_drawn_on_by_the_next_engine_before_it_i
             assert len(await waiting) == 2
 
 
-ENGINE = """
-import asyncio, itertools, sys
-from halteres.engine.__main__ import main
-from halteres.engine.scripted import engine
-class Inexact(engine.ScriptedEngine):
-    def __init__(self, *given):
-        super().__init__(*given, exact=False)
-        self._number = itertools.count(1)
-    async def sample(self, *given):
-        await asyncio.sleep(0.01 * next(self._number))
-        return await super().sample(*given)
-engine.ScriptedEngine = Inexact
-sys.exit(main())
-"""
-"""Each sample takes a hundredth of a second more than the one before: some are answered, others wait."""
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("samplers", [0, 1])
+async def test_the_service_says_whether_what_samples_is_exact_and_a_trainer_reads_it(
+    tmp_path: Path, samplers: int, exact: bool
+) -> None:
+    async with serving(tmp_path, samplers=samplers, exact=exact) as scene:
+        wiring = Wiring(run_id="r1", service_url=scene.url, api_url="", base_model=TINY)
+        assert await samples_exactly(wiring) is exact
 
-PROGRAM = f"""
-import sys
-from halteres.engine.process import EngineCommand
-from halteres.service.server import main
-argv = EngineCommand.argv
-EngineCommand.argv = lambda self, path: [sys.executable, "-c", {ENGINE!r}, *argv(self, path)[3:]]
-sys.exit(main())
-"""
+
+async def test_of_a_service_that_does_not_say_whether_it_is_exact_nothing_is_assumed() -> None:
+    with open_listener(0) as bound:
+        port = bound.getsockname()[1]
+    wiring = Wiring(run_id="r1", service_url=f"http://127.0.0.1:{port}", api_url="", base_model=TINY)
+    assert await samples_exactly(wiring) is True
 
 
 @contextmanager

@@ -73,6 +73,7 @@ class FakePolicy:
         self.version, self.calls = version, [] if calls is None else calls
         self.update_norm: float | None = 0.01
         self.tempered = False
+        self.exact = True
         self.loss: Callable[[], float] = lambda: -1.0
         self.trained: list[int] = []
         self.rates: list[float] = []

@@ -45,14 +45,15 @@ def ask(url: str, body: Any = None, method: str | None = None) -> Any:
 
 
 class Process:
-    """One process of ours, its output kept."""
+    """One process of ours, its output kept: a module, or after "-c" a program."""
 
     def __init__(self, log: Path, *arguments: str, listener: socket.socket | None = None) -> None:
         descriptors = () if listener is None else (listener.fileno(),)
         self.log = log
+        program = arguments if arguments[0] == "-c" else ("-m", *arguments)
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, *program],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -229,13 +230,15 @@ class FakeEnvironment:
 
 
 @contextmanager
-def opened(folder: Path, engine: str = "scripted") -> Iterator[LiveServers]:
+def opened(
+    folder: Path, engine: str = "scripted", program: tuple[str, ...] = ("halteres.service",)
+) -> Iterator[LiveServers]:
     """A world whose service answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = Process(
             folder / "service.log",
-            "halteres.service",
+            *program,
             *("--state", str(folder / "service"), "--listen-fd", str(listener.fileno()), "--engine", engine),
             listener=listener,
         )

@@ -41,6 +41,28 @@ def test_the_version_of_a_checkpoint_is_what_its_row_says(tmp_path: Path) -> Non
     assert folder.version_at(point) == 7
 
 
+def write_run(path: Path, source: str, resumed_from: str | None = None) -> RunFolder:
+    path.mkdir(exist_ok=True)
+    resolved = {"trainer.correction": {"value": "none", "source": source}}
+    (path / "config.resolved.json").write_text(json.dumps(resolved))
+    (path / "run.json").write_text(json.dumps({"resumed_from": resumed_from}))
+    return RunFolder(path)
+
+
+def test_a_setting_is_given_where_this_run_or_one_that_it_goes_on_from_says_so(tmp_path: Path) -> None:
+    for source, is_given in (("default", False), ("edit", True), ("file", True), ("policy", True)):
+        assert write_run(tmp_path / "first", source).is_given("trainer.correction", not is_given) is is_given
+        write_run(tmp_path / "second", "resume", "first")
+        third = write_run(tmp_path / "third", "resume", "second")
+        assert third.is_given("trainer.correction", not is_given) is is_given
+
+
+def test_a_run_that_says_nothing_of_a_setting_leaves_it_to_its_value(tmp_path: Path) -> None:
+    missing = write_run(tmp_path / "resumed", "resume", "gone")
+    for folder in (RunFolder(tmp_path), missing):
+        assert [folder.is_given("trainer.correction", known) for known in (False, True)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [(None, NotFound), ("", InvalidConfig), ("{}", InvalidConfig), ('{"run_id": 1}', InvalidConfig)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from pydantic import ValidationError
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
 from halteres.training.datums import Example, Row
-from halteres.training.objective import Objective, TrainingBatch
+from halteres.training.logprob_mismatch import agreement
+from halteres.training.objective import Objective, TrainingBatch, corrected
 from halteres.training.policy import SentCall, learning_rate, minibatches
 from halteres.types import Batch, Span
 
@@ -216,6 +218,42 @@ async def test_data_of_the_present_version_needs_no_correction_and_no_further_pa
     config = TrainerSettings(correction="truncate", max_staleness=1)
     assert (await trained(config, batch([0.0, 1.0], version=3), policy)).share_corrected is None
     assert policy.calls == []
+
+
+async def test_tokens_of_the_present_version_are_corrected_where_the_sampler_is_not_exact() -> None:
+    """They were drawn by something that computes other probabilities. What is compared stays the sampler's."""
+    policy = FakePolicy(version=3)
+    policy.drift, policy.exact = np.log(1.5), False
+    given = batch([0.0, 1.0], version=3)
+    config = corrected(TrainerSettings(advantage="group_mean"), exact=False, given=False)
+    found = await trained(config, given, policy)
+    assert policy.calls == ["forward"]
+    assert [*chain(*advantages(found))] == pytest.approx([-0.75] * 2 + [0.75] * 2)
+    for one in found.examples.useful:
+        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + np.log(1.5), -0.25 + np.log(1.5)])
+        assert one.sampled_N[one.actions_N].tolist() == [-0.5, -0.25]
+    passed = [one.logprobs_N for one in found.examples.useful]
+    assert agreement(found.examples.useful, passed, 3)["kl_sample_train_v1"] == pytest.approx(-np.log(1.5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "exact", "given", "correction"),
+    [
+        ({}, False, False, "truncate"),
+        ({}, True, False, "none"),
+        ({}, False, True, "none"),
+        ({"correction": "mask"}, False, True, "mask"),
+        ({"correction": "mask"}, True, True, "mask"),
+        ({"loss": "ppo"}, False, False, "truncate"),
+        ({"loss": "cross_entropy"}, False, False, "none"),  # it reads no log-probabilities, and groups may have none
+    ],
+)
+def test_importance_is_truncated_where_the_sampler_is_not_exact_unless_a_correction_was_given(
+    settings: dict[str, Any], exact: bool, given: bool, correction: str
+) -> None:
+    config = TrainerSettings(**settings)
+    assert corrected(config, exact=exact, given=given).correction == correction
+    assert TrainerSettings().correction == "none"
 
 
 async def test_a_sequence_that_is_too_long_is_not_asked_of_the_reference_either() -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inexact import PROGRAM
 
-from .live_servers import Process, Run, ask, within
+from .live_servers import Process, Run, ask, opened, within
 
 pytestmark = pytest.mark.runs
 
@@ -42,6 +43,28 @@ def test_a_run_trains_to_its_last_step_without_torch_and_leaves_its_final_weight
     assert (final["final"], final["step"], final["why"]) == (True, 4, "all 4 steps are done")
     for path in (final["state_path"], final["sampler_path"]):
         assert saved(run, path).is_dir()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_where_the_sampler_is_not_exact_importance_is_truncated_unless_a_correction_was_given(
+    tmp_path: Path, given: bool
+) -> None:
+    with opened(tmp_path, program=("-c", PROGRAM)) as world:
+        run = world.run("inexact", trainer={**FOUR_STEPS, "total_steps": 2})
+        source = "edit" if given else "default"
+        resolved = {"trainer.correction": {"value": "none", "source": source}}
+        (run.path / "config.resolved.json").write_text(json.dumps(resolved))
+        try:
+            trainer = run.train()
+            run.play()
+            assert trainer.exit_code() == 0, trainer.text
+            rows = run.rows()
+            [decided] = run.events("sampler_not_exact")
+        finally:
+            run.close()
+    assert decided["correction"] == ("none" if given else "truncate")
+    assert [row["tokens/ratio_bounded"] for row in rows] == [None if given else 0.0] * 2
+    assert all(row["kl_sample_train_v2"] > 1e-12 for row in rows), "what is compared are the sampler's own"
 
 
 def saved(run: Run, tinker_path: str) -> Path:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import uvicorn
@@ -14,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from halteres.access_policy import AccessPolicy
 from halteres.errors import Conflict, InvalidConfig
-from halteres.loopback import Server, is_foreign, open_listener, url_of
+from halteres.loopback import LoopErrors, Server, is_foreign, open_listener, url_of
 
 
 def is_refused(**headers: str) -> bool:
@@ -154,3 +157,46 @@ async def test_a_request_that_tells_two_lengths_is_refused_and_nothing_behind_it
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
     assert served == []
+
+
+CROWDED = """
+import asyncio, logging, resource, sys
+import uvicorn
+from starlette.responses import Response
+from halteres.loopback import LoopErrors, Server, open_listener
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+logging.basicConfig(stream=sys.stderr)
+config = uvicorn.Config(Response("here"), lifespan="off", ws="none", access_log=False)
+bound = open_listener(0)
+print(bound.getsockname()[1], flush=True)
+asyncio.run(Server(config).serve(sockets=[bound]))
+"""
+
+
+def test_a_server_without_descriptors_says_so_once_and_goes_on_when_some_are_free() -> None:
+    """asyncio would log 4 MB a second."""
+    with subprocess.Popen([sys.executable, "-c", CROWDED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            port = int(process.stdout.readline())
+            crowd = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(60)]
+            said = process.stderr.readline()
+            assert b"cannot be accepted" in said
+            for one in crowd:
+                one.close()
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as asking:
+                asking.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                assert b"200 OK" in asking.recv(1024)
+        finally:
+            process.kill()
+        assert process.stderr.read() == b""
+
+
+def test_what_else_goes_wrong_outside_of_requests_is_logged_as_asyncio_does(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    handler = LoopErrors(clock=lambda: 0.0)
+    for exception in (OSError(errno.EPIPE, "Broken pipe"), ValueError("a bug")):
+        handler(loop, {"message": "Something failed.", "exception": exception})
+    assert [record.name for record in caplog.records] == ["asyncio", "asyncio"]
+    loop.close()

@@ -26,7 +26,8 @@ from halteres.training.batch_source import Trajectories, registration_of
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.folder import RunFolder
 from halteres.training.loop import close, keep, open_to_environments, train
-from halteres.training.policy import Policy
+from halteres.training.objective import corrected
+from halteres.training.policy import Policy, samples_exactly
 from halteres.training.report import Report, Rollouts
 from halteres.training.stopping import Stopping, obey_signals
 
@@ -63,8 +64,14 @@ async def run(folder: RunFolder) -> None:
         policy = await Policy.create(wiring, settings.trainer, settings.run.seed)
     else:
         policy = await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
+    policy.exact = await samples_exactly(wiring)
+    given = folder.is_given("trainer.correction", settings.trainer.correction != "none")
+    trainer = corrected(settings.trainer, exact=policy.exact, given=given)
+    settings = settings.model_copy(update={"trainer": trainer})
     await open_to_environments(policy, report, fresh=wiring.resume_from is None)
     report.begins(settings.env, done, tempered=policy.tempered)
+    if not policy.exact:
+        report.inexact(trainer.correction)
     trajectories = Trajectories(TrainerClient(wiring.api_url, Retries.for_seconds(4.0)), registration, stopping)
     await trajectories.register()
     stopping.start_clock()

@@ -30,7 +30,8 @@ class Example:
 
     tokens_N: NDArray[np.int64]  # model input: the sequence without its last token
     targets_N: NDArray[np.int64]  # the sequence without its first
-    logprobs_N: Row  # of the targets, as the sampler gave them; 0 on context
+    logprobs_N: Row  # of the targets, as the loss reads them: the sampler's, or corrected ones; 0 on context
+    sampled_N: Row  # ... as the sampler gave them
     advantages_N: Row  # 0 on context
     actions_N: NDArray[np.bool_]  # the target was sampled by the policy
     versions: tuple[int, int] | None  # smallest and largest policy version that wrote it; None if untagged
@@ -157,10 +158,12 @@ def to_sequence(
     tokens_T = np.asarray(tokens, dtype=np.int64)
     logprobs_N = np.asarray(logprobs, dtype=np.float64)[1:]
     actions_N = actions_T[1:]
+    sampled_N = np.where(actions_N, logprobs_N, 0.0).astype(np.float32)
     return Example(
         tokens_N=tokens_T[:-1],
         targets_N=tokens_T[1:],
-        logprobs_N=np.where(actions_N, logprobs_N, 0.0).astype(np.float32),
+        logprobs_N=sampled_N,
+        sampled_N=sampled_N,
         advantages_N=np.zeros(len(actions_N), dtype=np.float32),
         actions_N=actions_N,
         versions=versions,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -60,6 +61,19 @@ class RunFolder:
         """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""
         rows = [row for row in read_rows(self.checkpoints) if row.get("state_path") == point.state_path]
         return int(rows[-1].get("version", point.step)) if rows else point.step
+
+    def is_given(self, setting: str, otherwise: bool) -> bool:
+        """Whether a setting was given, in this run or in one that it goes on from; `otherwise`: where no run says."""
+        folder = self.path
+        while True:
+            try:
+                source = json.loads((folder / "config.resolved.json").read_text("utf-8"))[setting]["source"]
+                if source != "resume":
+                    return source != "default"
+                earlier = json.loads((folder / "run.json").read_text("utf-8"))["resumed_from"]
+                folder = folder.parent / str(earlier)
+            except (OSError, ValueError, LookupError, TypeError):
+                return otherwise
 
     def settings(self) -> Settings:
         """What to train, from settings.json."""

@@ -43,7 +43,7 @@ def agreement(examples: Sequence[Example], trained: Sequence[NDArray[np.float32]
 def _of_actions(
     pairs: Sequence[tuple[Example, NDArray[np.float32]]],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    reference = [example.logprobs_N[example.actions_N] for example, _ in pairs]
+    reference = [example.sampled_N[example.actions_N] for example, _ in pairs]
     training = [logprobs_N[example.actions_N] for example, logprobs_N in pairs]
     empty = [np.empty(0)]  # of no pairs
     return np.concatenate(reference or empty).astype(np.float64), np.concatenate(training or empty).astype(np.float64)

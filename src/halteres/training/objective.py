@@ -37,6 +37,14 @@ class TrainingBatch:
     share_corrected: float | None = None  # of the tokens that another distribution sampled, share truncated or masked
 
 
+def corrected(config: TrainerSettings, *, exact: bool, given: bool) -> TrainerSettings:
+    """The settings as they are trained with: importance is truncated where the sampler is not exact, unless the
+    correction was given, or the loss reads no log-probabilities of the sampler."""
+    if exact or given or "logprobs" not in find_kind(config.loss).inputs:
+        return config
+    return config.model_copy(update={"correction": "truncate"})
+
+
 class Objective:
     """What a run maximises."""
 
@@ -116,16 +124,18 @@ class Objective:
     ) -> tuple[Sequence[Example], list[FloatArray], float | None]:
         """How much each token counts, and the sequences, with present log-probabilities where another one sampled.
 
-        Another one is an older version, or the policy at another temperature.
+        Another one is an older version, the policy at another temperature, or, of any version, a sampler that does not
+        compute what the trainer does.
         Truncated importance sampling (IMPALA, arXiv 1802.01561) or a mask, by the ratio of the present policy to the
         sampler. The loss's own ratio then starts from the present policy, as in decoupled PPO (arXiv 2110.00641).
         """
         config, version = self._config, self._policy.version
         importance = [np.ones(len(sequence.tokens_N) + 1) for sequence in sequences]
+        every_one = self._policy.tempered or not self._policy.exact
         others = [
             i
             for i, sequence in enumerate(sequences)
-            if (self._policy.tempered or sequence.versions not in (None, (version, version))) and self._fits(sequence)
+            if (every_one or sequence.versions not in (None, (version, version))) and self._fits(sequence)
         ]
         if config.correction == "none" or not others:
             return sequences, importance, None

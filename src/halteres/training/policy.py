@@ -113,6 +113,8 @@ UPDATE_METRIC = "update_norm:max"
 UP_S, SESSION_S, FIRST_S = 120.0, 60.0, 300.0
 """How long the service may take to load its model, then to open a session, then to make the adapter or read it from a
 checkpoint. Together they are less than the supervisor gives a trainer, so that it is the trainer who says why."""
+INFO_S = 30.0
+"""How long a service that is up may take to say what it is."""
 
 
 class Policy:
@@ -120,6 +122,7 @@ class Policy:
 
     version: int  # optimiser steps taken so far
     tempered: bool  # sampled log-probabilities are those of the sampling temperature, which is not 1
+    exact: bool = True  # what samples computes the same bits as what trains
     update_norm: float | None = None  # of what the adapter adds, relative to the base weights; None: nobody has said
 
     def __init__(
@@ -224,6 +227,17 @@ class Policy:
             state_path=(await state).path if state else None,
             sampler_path=(await sampler).path,
         )
+
+
+async def samples_exactly(wiring: Wiring) -> bool:
+    """Whether the service says that what samples there is exact. One that is not ours does not say; nothing is assumed
+    of it."""
+    url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
+    try:
+        info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
+    except (NotReady, Refused):
+        return True
+    return info.get("samples_exactly") is not False
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:

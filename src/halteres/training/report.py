@@ -144,6 +144,15 @@ class Report:
             )
             self._notice("temperature", done, evidence)
 
+    def inexact(self, correction: str) -> None:
+        """The sampler does not compute what the trainer does; `correction`: what training does about it."""
+        logger.info(
+            "What samples is not exact: its log-probabilities differ from the trainer's in their last digits or more,"
+            " also of the present version. trainer.correction is %s.",
+            correction,
+        )
+        self._event("sampler_not_exact", correction=correction)
+
     def step(self, step: Step) -> None:
         """One step is done."""
         if not self._had_batch:

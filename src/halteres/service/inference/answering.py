@@ -43,6 +43,10 @@ MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096  # of one request
 MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
 """Log-probabilities of prompts in one answer: some 20 MB of JSON, made in a thread; those of a stream are not."""
 
+MAX_LIKELY = 2**20
+"""Likely tokens beside the sampled ones in one answer, were each sequence as long as it may be: 25 MB of JSON, made of
+200 MB of objects."""
+
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
 
@@ -367,6 +371,13 @@ class Inference:
                 f"The answer would tell {request.num_prompt_logprobs} log-probabilities of its prompts.",
                 f"It may have {most_logprobs}: every sequence of a prompt and every likely token at a position counts.",
                 "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts at a time.",
+            )
+        num_likely = request.num_likely(self._longest // CHARACTERS_PER_TOKEN)
+        if num_likely > MAX_LIKELY:
+            raise InvalidData(
+                f"The answer may hold {num_likely} likely tokens and their log-probabilities.",
+                f"{MAX_LIKELY} are the limit: sequences times tokens of each times the likely ones at a position.",
+                "Ask for fewer of them, for fewer sequences, or set max_tokens.",
             )
         self._service.samples.refuse_if_full(request.call.tenant)
         return drawn_seed() if request.sampling.seed is None else checked_seed(request.sampling.seed)

@@ -138,6 +138,14 @@ class InferenceRequest:
         positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
         return self.sampling.n * positions * (1 + self.prompt_top)
 
+    def num_likely(self, context_length: int) -> int:
+        """Likely tokens at the sampled positions of the answer, were each sequence as long as it may be."""
+        if not self.top or self.scores_only:
+            return 0
+        most = context_length if self.sampling.max_tokens is None else self.sampling.max_tokens
+        positions = sum(min(most, max(0, context_length - len(prompt.tokens))) for prompt in self.prompts)
+        return self.sampling.n * positions * self.top
+
     @property
     def scores_only(self) -> bool:
         """Whether nothing but the prompt's log-probabilities is answered."""

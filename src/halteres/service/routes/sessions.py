@@ -203,6 +203,7 @@ class SessionRoutes:
     async def _info(self, request: Request) -> Any:
         fleet = self._service.fleet
         model = await (await running(fleet.trainer)).info()
+        sampler = await running(fleet.pick(None, b""))
         trainer, *samplers = [
             {"state": host.state, "pid": host.pid, "restarts": host.restarts}
             for host in (fleet.trainer, *fleet.samplers)
@@ -211,6 +212,7 @@ class SessionRoutes:
             "model": model,
             "engine": trainer,
             "samplers": samplers,
+            "samples_exactly": await fleet.is_exact(sampler),
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }

@@ -246,7 +246,10 @@ class TrainingRoutes:
         content, content_type = found.body, found.content_type
         # SDKs before 0.18 read JSON only, since 0.25 none.
         if content_type == bodies.PROTOBUF and bodies.JSON in request.headers.get("accept", ""):
-            content = await self._threads.run(tenant, len(content), lambda: as_json(content))
+            try:
+                content = await self._threads.run(tenant, len(content), lambda: as_json(content))
+            except InvalidData as error:
+                content = futures.failure(error).body
             content_type = bodies.JSON
         if body.allow_metadata_only and len(content) > INLINE_BYTES and found.status == 200:
             return answer({"status": "complete_metadata", "response_payload_size": len(content)})

@@ -26,7 +26,7 @@ from halteres.service.limits import Allowances, FairQueue, Threads
 from halteres.service.sampling.samplers import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.wire.bodies import Drawn, Sample, Sampling, read
-from halteres.service.wire.results import extra_outputs_of, write_sample
+from halteres.service.wire.results import ExtraOutputs, extra_outputs_of, write_sample
 
 TOKEN_BYTES = 4
 
@@ -231,7 +231,7 @@ class Samples:
 
         async def execute() -> None:
             try:
-                work = self._sample(sampler, body, drawn or {}, is_repeated=is_repeated)
+                work = self._sample(sampler, body, drawn or {}, future.size, is_repeated=is_repeated)
                 outcome = await outcome_of(future, work)
             except asyncio.CancelledError:
                 self._futures.settle(future, CANCELLED)
@@ -273,14 +273,16 @@ class Samples:
         except TimeoutError:
             raise NotReady("The engine is starting.", next="Ask again in a moment.") from None
 
-    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn, *, is_repeated: bool) -> Outcome:
+    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn, size: int, *, is_repeated: bool) -> Outcome:
+        """`size`: of the body in bytes; of a large one, tokens are packed in a thread."""
         snapshot = self._samplers.at(sampler, drawn.get("weights"))
-        for chunk in body.prompt.chunks:
-            if chunk.type != "encoded_text":
-                raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
-        prompt = b"".join(packed(chunk.tokens) for chunk in body.prompt.chunks)
-        size = TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0
-        extra = await self._threads.run(sampler.tenant, size, lambda: extra_outputs_of(body, len(prompt) // 4))
+
+        def read_prompt() -> tuple[bytes, ExtraOutputs]:
+            prompt = _prompt_of(body)
+            return prompt, extra_outputs_of(body, len(prompt) // TOKEN_BYTES)
+
+        work = max(size, TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0)
+        prompt, extra = await self._threads.run(sampler.tenant, work, read_prompt)
         params = params_of(body.sampling_params, drawn.get("seed", body.sampling_params.seed) or 0)
         draw = Draw(
             snapshot=snapshot,
@@ -333,6 +335,13 @@ def params_of(body: Sampling, seed: int) -> SamplingParams:
         stop_tokens=None if stop is None or (strings and not tokens) else tokens,
         stop_strings=strings,
     )
+
+
+def _prompt_of(body: Sample) -> bytes:
+    for chunk in body.prompt.chunks:
+        if chunk.type != "encoded_text":
+            raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
+    return b"".join(packed(chunk.tokens) for chunk in body.prompt.chunks)
 
 
 def packed(tokens: Sequence[int]) -> bytes:

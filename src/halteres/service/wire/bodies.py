@@ -17,6 +17,7 @@ import msgspec
 import zstandard
 
 from halteres.errors import InvalidData
+from halteres.service.wire.parts import check_json
 
 T = TypeVar("T")
 
@@ -189,7 +190,7 @@ class CreateSamplingSession(msgspec.Struct, kw_only=True):
     model_path: str | None = None
 
 
-class Chunk(msgspec.Struct, kw_only=True):
+class Chunk(msgspec.Struct, kw_only=True, gc=False):
     """A piece of a prompt; one without a type is text (SDK <= 0.14)."""
 
     type: str = "encoded_text"
@@ -315,6 +316,7 @@ class Search(msgspec.Struct, kw_only=True):
 def read(body: bytes, kind: type[T], *, deep: bool = True) -> T:
     """Parse a body, in which a null means that the field is absent: at every depth, and NaN and Infinity are numbers,
     as SDKs write them; or not `deep`, since a null in a message or a tool's schema is the client's own word."""
+    check_json(body)
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -362,8 +364,15 @@ def _without_nulls(value: Any, *, deep: bool) -> Any:
 def address_of(body: bytes) -> tuple[str, int] | None:
     """Model and sequence number of a body whose other fields are broken, where they can still be read."""
     try:
+        check_json(body)
         found = _decoded(body)
         return msgspec.convert(found["model_id"], str), msgspec.convert(found["seq_id"], Counter)
-    except (ValueError, KeyError, TypeError, RecursionError):  # it may be cut off: both stand at its beginning
+    except (
+        InvalidData,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # it may be cut off: both stand at its beginning
         model, seq = _MODEL_ID.search(body[:HEAD_BYTES]), _SEQ_ID.search(body[:HEAD_BYTES])
         return (model[1].decode(errors="replace"), int(seq[1])) if model and seq else None

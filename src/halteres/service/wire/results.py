@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from halteres.engine.protocol import ExtraLogprobs, PassResult, SampleResult, TopK
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, size_text
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.bodies import Sample
 from halteres.service.wire.training import Budget, Csr, Values, csr_of, tensor_of
@@ -131,9 +131,21 @@ _PASS_HEAD = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE).Serialize
 """How the bytes of every pass begin. Those of a sample begin with a sequence, which holds no such text."""
 
 
+MAX_JSON_SAMPLE = 2**24
+"""Bytes of a sample that is written as JSON: two million likely tokens, which take 400 MB as objects of Python."""
+
+
 def as_json(body: bytes) -> bytes:
-    """The JSON form of a stored result. What is NaN becomes null."""
-    return msgspec.json.encode(_json_pass(body) if body.startswith(_PASS_HEAD) else _json_sample(body))
+    """The JSON form of a stored result. What is NaN becomes null. InvalidData for a sample that is too large."""
+    if body.startswith(_PASS_HEAD):
+        return msgspec.json.encode(_json_pass(body))
+    if len(body) > MAX_JSON_SAMPLE:
+        raise InvalidData(
+            "The sample is too large to be written as JSON.",
+            f"It has {size_text(len(body))}; {size_text(MAX_JSON_SAMPLE)} are the limit.",
+            "Ask for fewer samples or likely tokens, or use tinker 0.18 or newer, which reads protobuf.",
+        )
+    return msgspec.json.encode(_json_sample(body))
 
 
 def _json_pass(body: bytes) -> dict[str, Any]:

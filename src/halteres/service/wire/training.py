@@ -25,6 +25,7 @@ from halteres.losses import STABLE_REINFORCE
 from halteres.service.wire import bodies
 from halteres.service.wire import tinker_public_pb2 as pb
 from halteres.service.wire.bodies import HEAD_BYTES, PROTOBUF, Counter, Drawn, Prompt, Tensor
+from halteres.service.wire.parts import check_protobuf
 
 T = TypeVar("T")
 
@@ -228,6 +229,7 @@ def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | N
 def read_pass(body: bytes) -> PassRequest:
     """Parse a `ForwardBackwardRequest`. Unusable datums do not raise: see `PassRequest.flaw`."""
     message = pb.ForwardBackwardRequest()
+    check_protobuf(body, message.DESCRIPTOR)
     try:
         message.ParseFromString(body)
     except DecodeError as error:
