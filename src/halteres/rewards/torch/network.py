@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.rewards.model_folder import Device, num_outputs_of
+from halteres.rewards.model_folder import Device, check_regular, num_outputs_of
 from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
 from halteres.rewards.training_plan import LoraSettings
 
@@ -324,6 +324,7 @@ def open_network(
     if not (base / "config.json").is_file():
         next = "Name a model folder in Hugging Face format."
         raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
+    check_regular(base)
     config, names = json.loads((base / "config.json").read_text()), tuple(objective_weights or ())
     scores = (config.get("architectures") or [""])[0].endswith("ForSequenceClassification")
     if scores and num_outputs_of(config) != max(1, len(names)):
