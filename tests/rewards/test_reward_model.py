@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ from halteres.rewards.model_folder import (
     SAVING,
     Calibration,
     RewardFile,
+    ScoringTemplate,
     read_model_folder,
     read_reward_file,
     write_reward_file,
 )
+from halteres.rewards.torch.model import NotWanted
 from halteres.scores import REWARD_FILE, Scorable
 
 from .torch_fixtures import sums, tiny
@@ -98,6 +103,35 @@ def test_a_score_that_is_not_finite_is_that_texts_error(model: RewardModel, monk
     assert not isinstance(second, InvalidData)
     with pytest.raises(InvalidData, match="Text 0 has no score"):
         model.score([CHAT, CHAT[:2]])
+
+
+def test_scoring_ends_between_texts_and_passes_when_they_are_wanted_no_more(
+    model: RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    render, outputs = model.template.render, model.network.outputs
+    monkeypatch.setattr(ScoringTemplate, "render", lambda _, *args: done.append("render") or render(*args))
+    monkeypatch.setattr(model.network, "outputs", lambda rows: done.append("pass") or outputs(rows))
+    monkeypatch.setattr(model, "max_tokens_per_forward", 16)
+    chats = [[user("Hi " * n), assistant("?")] for n in range(1, 9)]
+    for most in (0, 3, 8, 10):
+        done.clear()
+        with pytest.raises(NotWanted):
+            model.score_each(chats, lambda most=most: len(done) < most)
+        assert len(done) == most
+    assert done == ["render"] * 8 + ["pass"] * 2
+
+
+def test_a_completion_that_holds_its_prompt_is_not_scored(model: RewardModel) -> None:
+    prompt = [user("What is 2 + 3?")]
+    twice, once = model.score_each(
+        [
+            Scorable(prompt=prompt, completion=[*prompt, assistant("5")]),
+            Scorable(prompt=prompt, completion=[assistant("5")]),
+        ]
+    )
+    assert isinstance(twice, InvalidData) and not isinstance(once, InvalidData)
+    assert model.score([[*prompt, assistant("5")]]) == [once]
 
 
 def test_states_are_scored_as_the_transcript_up_to_each_turn(model: RewardModel) -> None:
@@ -271,6 +305,60 @@ def test_a_folder_that_pads_with_its_end_token_is_read_out_as_transformers_does_
     calibrated = RewardModel.load(folder)
     assert calibrated.calibration == calibration
     assert [score.value for score in calibrated.score(texts)] == pytest.approx([expected, expected], abs=1e-5)
+
+
+def edited(file: str, **changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / file
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        path.write_text(json.dumps(content | changes), encoding="utf-8")
+
+    return edit
+
+
+def written(file: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: bool((folder / file).write_bytes(content)) or None
+
+
+def without_end(file: str) -> Callable[[Path], None]:
+    """A file that is read from for ever."""
+
+    def edit(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        os.mkfifo(folder / file)
+
+    return edit
+
+
+ADAPTER = {"task_type": "SEQ_CLS", "peft_type": "LORA", "base_model_name_or_path": "."}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edited("config.json", architectures=5),
+        edited("config.json", hidden_size=-4),
+        edited("config.json", model_type="nonsense"),
+        edited("config.json", auto_map={"AutoConfig": "code.Config"}, model_type="nonsense"),
+        edited("adapter_config.json", **ADAPTER),
+        edited("adapter_config.json", **(ADAPTER | {"base_model_name_or_path": 5})),
+        edited(REWARD_FILE, probes=[{"text": {"other": 1}, "tokens": [1], "score": 0}]),
+        edited(REWARD_FILE, probes=[{"text": None, "tokens": [10**12], "score": 0}]),
+        edited(REWARD_FILE, calibration={"scale": 0}),
+        edited(REWARD_FILE, calibration={"temperature": float("nan")}),
+        written("model.safetensors", b"nothing"),
+        written("tokenizer.json", b"{}"),
+        written("tokenizer_config.json", b"[]"),
+        written("chat_template.jinja", b"{% for %}"),
+        *(without_end(file) for file in (REWARD_FILE, "config.json", "model.safetensors", "tokenizer_config.json")),
+    ],
+)
+def test_a_hostile_folder_is_refused_as_such(folder: Path, edit: Callable[[Path], None]) -> None:
+    edit(folder)
+    with pytest.raises((InvalidData, NotFound)):
+        RewardModel.load(folder)
+    with suppress(InvalidData, NotFound):
+        read_model_folder(folder)
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path, folder: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from deadlines import until
 
 from halteres.clients.rewards import RewardClient, score
 from halteres.errors import InvalidData, NotFound, NotReady
+from halteres.loopback import body_within
 from halteres.rewards import __main__, server
 from halteres.rewards.scorer import LocalScorer, open_scorer, score_once
 from halteres.rewards.server import MOST_ITEMS, create_app
@@ -211,6 +214,62 @@ async def test_a_text_that_cannot_be_read_costs_another_clients_nothing(url: str
     assert [item["code"] for item in bad["items"]] == ["invalid_data"] * 2
     assert good["items"][0]["raw"] == 4.0
     assert model.computed == [1, 2]
+
+
+PARTS = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+IMAGE = [{"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}]
+
+
+def chat(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+async def test_content_in_parts_is_scored_as_its_text_and_what_is_no_text_fails_alone(url: str) -> None:
+    items = [{"prompt": chat(PARTS), "completion": chat("de")}, {"completion": chat(IMAGE)}, {"completion": [{}]}]
+    _, answer = await post(url, "/score", {"items": items})
+    assert [item.get("raw") for item in answer["items"]] == [5.0, None, None]
+    assert [item["code"] for item in answer["items"][1:]] == ["invalid_data"] * 2
+    _, answer = await post(url, "/score", {"messages": [chat(PARTS), chat(IMAGE)]})
+    assert [item.get("raw") for item in answer["items"]] == [3.0, None]
+    _, answer = await post(url, "/rank", {"prompt": chat(PARTS), "completions": [chat("a"), chat(IMAGE), chat(PARTS)]})
+    assert answer["order"] == [2, 0] and [one["index"] for one in answer["errors"]] == [1]
+    for path in ("/classify", "/pooling"):
+        assert (await post(url, path, {"messages": chat(PARTS)}))[1]["usage"]["prompt_tokens"] == 3
+        assert (await post(url, path, {"messages": chat(IMAGE)}))[0] == 400
+
+
+async def test_what_clients_asked_for_is_dropped_when_they_leave(url: str, model: StandIn) -> None:
+    """The one that is computed is told so; those behind it are not computed at all."""
+    model.gate.clear()
+    leaving = [asyncio.create_task(post(url, "/score", {"texts": ["a"] * 3}))]
+    await asyncio.to_thread(model.inside.wait, 10)
+    leaving += [asyncio.create_task(post(url, "/rank", {"prompt": "p", "completions": ["a", "b"]})) for _ in range(3)]
+    await until(lambda: waiting_texts(url, 9))
+    for task in leaving:
+        task.cancel()
+    await until(lambda: waiting_texts(url, 0))
+    staying = asyncio.create_task(post(url, "/score", {"texts": ["good"]}))
+    await until(lambda: waiting_texts(url, 1))
+    model.gate.set()
+    async with asyncio.timeout(10):
+        assert (await staying)[1]["items"][0]["raw"] == 4.0
+    assert (model.computed, model.wanted) == ([3, 1], [False, True])
+
+
+async def waiting_texts(url: str, count: int) -> bool:
+    return f'"waiting_texts":{count}' in (await get(url, "/health"))[1]
+
+
+async def test_a_body_that_does_not_come_is_refused_in_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "body_within", partial(body_within, stall_s=0.05))
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /score HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 1000\r\n\r\n"
+    writer.write(head.encode() + b'{"texts": ')
+    async with asyncio.timeout(10):
+        answer = await reader.read()  # to the connection's end
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 408") and b'"too_slow"' in answer
 
 
 def test_weights_are_hashed_before_the_server_answers(model: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,8 +81,9 @@ def test_content_in_parts_or_null_is_its_text_in_both_forms(tokenizer: Tokenizer
     plain = [{"role": "user", "content": "It is 4."}, {**call, "content": ""}, {"role": "tool", "content": "4"}]
     for form in ("standard", "conversational"):
         template = template_for(tokenizer, form=form)
-        cut = template_for(tokenizer, form=form, max_length=8)
-        for one in (template, cut):
+        ends = template_for(tokenizer, form=form, max_length=8)
+        starts = template_for(tokenizer, form=form, max_length=8, truncation="keep_start")
+        for one in (template, ends, starts):
             odd = one.render(tokenizer, Scorable(prompt=chat, completion=[{"role": "assistant", "content": parts}]))
             even = one.render(
                 tokenizer, Scorable(prompt=plain, completion=[{"role": "assistant", "content": "It is 4."}])

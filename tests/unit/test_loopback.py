@@ -8,16 +8,29 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+import halteres
 from halteres.access_policy import AccessPolicy
 from halteres.errors import Conflict, InvalidConfig
-from halteres.loopback import LoopErrors, Server, is_foreign, open_listener, url_of
+from halteres.loopback import (
+    LoopErrors,
+    Server,
+    TooLarge,
+    TooSlow,
+    body_within,
+    is_foreign,
+    open_listener,
+    url_of,
+    while_connected,
+)
 
 
 def is_refused(**headers: str) -> bool:
@@ -200,3 +213,64 @@ def test_what_else_goes_wrong_outside_of_requests_is_logged_as_asyncio_does(capl
         handler(loop, {"message": "Something failed.", "exception": exception})
     assert [record.name for record in caplog.records] == ["asyncio", "asyncio"]
     loop.close()
+
+
+def request_of(*parts: bytes, then: asyncio.Event | None = None) -> Request:
+    """A request whose body comes in these parts; with an event, the rest of it is waited for."""
+    left = list(parts)
+
+    async def receive() -> Message:
+        if not left and then is not None:
+            await then.wait()
+        if not left:
+            return {"type": "http.disconnect"}
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left) or then is not None}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+async def test_a_body_is_read_whole_within_its_bounds() -> None:
+    assert await body_within(request_of(b"ab", b"cd"), 4) == b"abcd"
+    with pytest.raises(TooLarge):
+        await body_within(request_of(b"ab", b"cde"), 4)
+
+
+@pytest.mark.parametrize("bounds", [{"stall_s": 0.02}, {"stall_s": 5.0, "deadline_s": 0.02}])
+async def test_a_body_that_stops_or_trickles_is_refused(bounds: dict[str, float]) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(TooSlow):
+            await body_within(request_of(b"ab", then=asyncio.Event()), 4, **bounds)
+
+
+async def test_work_ends_with_its_client_and_its_result_is_the_clients() -> None:
+    begun, ended, stays = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    async def quick() -> str:
+        return "done"
+
+    async with asyncio.timeout(5):
+        with pytest.raises(ClientDisconnect):
+            await while_connected(request_of(), work())
+        assert begun.is_set() and ended.is_set()
+        assert await while_connected(request_of(then=stays), quick()) == "done"
+
+
+def test_bodies_are_read_within_bounds_alone() -> None:
+    """Starlette's own readers know neither a size nor a time."""
+    source = Path(halteres.__file__).parent
+    readers = [f"request.{name}()" for name in ("body", "stream", "json", "form")]
+    found = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*.py")
+        if any(reader in file.read_text(encoding="utf-8") for reader in readers)
+    }
+    assert found == {"loopback.py", "agent/trial/relay.py"}, "the relay is aiohttp's, and has a size of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import halteres
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
 from halteres.text import Tokenizer, load_tokenizer
@@ -141,6 +143,36 @@ PARTS = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 2?"
 def test_content_in_parts_is_rendered_as_its_text(ours: Tokenizer, content: Any) -> None:
     whole = ours.render([{"role": "user", "content": "What is 2 + 2?"}])
     assert ours.render([{"role": "user", "content": content}]) == whole
+
+
+ROOMS = ("rewards", "rollouts", "environments", "agent/trial")
+OTHERS = {
+    "environments/games/wrappers.py": "the wrapper's own messages",
+    "environments/processing.py": "a page of groups that may be of any server",
+    "rewards/preferences.py": "columns that are not read, in other projects' forms",
+    "agent/trial/testing.py": "tokens of a tokenizer's file",
+}
+
+
+def test_content_of_messages_is_read_in_one_place() -> None:
+    """Elsewhere a list of parts, or null, would become Python's text of it."""
+    found: set[str] = set()
+    source = Path(halteres.__file__).parent
+    for file in (file for room in ROOMS for file in (source / room).rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        read = {id(one) for call in calls if ast.unparse(call.func) == "text_of" for one in call.args}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Subscript(slice=ast.Constant("content"), ctx=ast.Load()):
+                    is_content = True
+                case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant("content"), *_]):
+                    is_content = True
+                case _:
+                    is_content = False
+            if is_content and id(node) not in read:
+                found.add(file.relative_to(source).as_posix())
+    assert found == OTHERS.keys()
 
 
 @pytest.mark.parametrize(

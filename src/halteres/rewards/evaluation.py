@@ -23,7 +23,7 @@ from halteres.rewards.model_folder import Calibration, RewardFile, Side, texts_o
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.scorer import Ensemble, Scorer
 from halteres.scores import Scorable, Score
-from halteres.text import Message
+from halteres.text import Message, text_of
 
 TEXTS_AT_ONCE = 256  # handed to the scorer in one call; and comparisons that wait for a judge
 MOST_MISTAKES = 20  # pairs told apart worst, with their texts
@@ -310,7 +310,7 @@ def as_text(text: object) -> str:
     """A string, or messages without their roles."""
     if isinstance(text, str):
         return text
-    return "\n".join(str(message.get("content") or "") for message in cast("Sequence[Message]", text))
+    return "\n".join(text_of(message.get("content")) for message in cast("Sequence[Message]", text))
 
 
 def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, temperature: float = 1.0) -> Evaluation:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from halteres.errors import InvalidConfig, InvalidData, NotFound
+from halteres.errors import InvalidConfig, InvalidData, NotFound, boundary
 from halteres.files import UnreadableFile, read_json, replace_file
 from halteres.models.shape import NotWhole, is_classifier, num_outputs_of, read_shape, weight_files
 from halteres.rewards.components import problems_of
@@ -95,8 +95,8 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
     def _chat(self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Rendered:
         text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
         tokens = tuple(tokenizer.encode(text))
-        last = messages[-1].get("content")
-        _, found, after = text.rpartition(last.strip()) if isinstance(last, str) and last.strip() else ("", "", "")
+        last = text_of(messages[-1].get("content")).strip()
+        _, found, after = text.rpartition(last) if last else ("", "", "")
         ending = tuple(tokenizer.encode(after if found else ""))  # what the chat template ends an answer with
         if self.truncation != "keep_end" or self.max_length is None or len(tokens) <= self.max_length:
             return self._cut(tokens, 0, ending)
@@ -130,9 +130,10 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
 class Calibration(BaseModel, frozen=True, extra="forbid"):
     """What raw scores mean, measured on held-out pairs; stored with the model, of whose template it is."""
 
-    temperature: float = 1.0  # raw score units: P(a preferred to b) = s((a - b) / temperature)
-    offset: float = 0.0  # raw score that is 0 when standardised
-    scale: float = 1.0  # raw score units in one standardised
+    # Raw score units: P(a preferred to b) = s((a - b) / temperature).
+    temperature: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    offset: FiniteFloat = 0.0  # raw score that is 0 when standardised
+    scale: Annotated[FiniteFloat, Field(gt=0)] = 1.0  # raw score units in one standardised
     offset_from: Side = "chosen"  # whose mean the offset is
     num_pairs: int = 0
     data_digest: str = ""  # SHA-256 of the pairs' data
@@ -237,6 +238,19 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
         raise NotFound(f"There is no reward model in {path}.", "There is no such folder.", _NEXT)
+    check_regular(path)
+    with boundary(InvalidData, f"Looking at the reward model in {path}"):
+        return _found_in(path)
+
+
+def check_regular(folder: Path) -> None:
+    """InvalidData where a folder holds what is neither file nor folder: to read it might never end."""
+    for one in folder.iterdir():
+        if one.exists() and not one.is_file() and not one.is_dir():
+            raise _no_model(folder, f"{one.name} is no regular file.")
+
+
+def _found_in(path: Path) -> ModelFolder:
     stored = read_reward_file(path)
     facts = {} if stored is None else stored.model_dump(mode="json")
     if (path / "adapter_config.json").exists():

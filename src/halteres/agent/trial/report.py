@@ -26,6 +26,7 @@ from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
+from halteres.text import text_of
 
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
 """What `process` records of a group that did not fail and was not kept all the same."""
@@ -213,7 +214,8 @@ def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
         if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
             scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
         elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
-            prompt, answers = str(chats[0][-2].get("content")), [str(chat[-1].get("content")) for chat in chats]
+            prompt = text_of(chats[0][-2].get("content"))
+            answers = [text_of(chat[-1].get("content")) for chat in chats]
         shown = tuple(answers) if len(answers) == len(scores) else ()
         yield Group(scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item")))
 

@@ -90,6 +90,11 @@ class RewardModel:
         if not has_model and (found := checkpoints(place)):
             fix = f"Go on with it (halteres reward train ... --resume), or name {found[-1]}."
             raise NotFound(f"The training in {place} has not finished.", f"Its newest is {found[-1].name}.", fix)
+        with boundary(InvalidData, f"Loading the reward model in {place}"):
+            return cls._loaded(place, max_tokens_per_forward, device)
+
+    @classmethod
+    def _loaded(cls, place: Path, max_tokens_per_forward: int, device: Device) -> RewardModel:
         base, file = Path(read_model_folder(place).base or place), read_reward_file(place)
         tokenizer = Tokenizer(place if (place / "tokenizer.json").is_file() else base)
         notes: list[str] = []

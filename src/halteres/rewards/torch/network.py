@@ -22,7 +22,7 @@ from halteres.engine.torch.loading import refuse_missing
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
-from halteres.rewards.model_folder import Device
+from halteres.rewards.model_folder import Device, check_regular
 from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
 from halteres.rewards.training_plan import LoraSettings
 
@@ -327,6 +327,7 @@ def open_network(
     if adapted:
         name, settings = read_adapter_config(folder)
         base = Path(name)
+    check_regular(base)
     config, names = base_config(base), tuple(objective_weights or ())
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
         why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
