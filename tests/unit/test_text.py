@@ -15,7 +15,7 @@ import pytest
 import halteres
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
-from halteres.text import Tokenizer, load_tokenizer
+from halteres.text import Tokenizer, end_tokens, load_tokenizer
 
 TEXTS = [
     "",
@@ -215,6 +215,114 @@ def test_a_tokenizer_without_an_end_token_says_so(folder: Path, tmp_path: Path) 
     shutil.copy(folder / "tokenizer.json", tmp_path)
     with pytest.raises(NotFound, match="names no end token"):
         _ = Tokenizer(tmp_path).eos_token_id
+
+
+END, OTHER = "<|im_end|>", "<|endoftext|>"
+DECODER = {"2": {"content": END, "special": True}, "0": {"content": OTHER, "special": True}}
+SPECIAL_FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "in the config": ({"eos_token": END}, {}),
+    "in the map alone": ({}, {"eos_token": END, "pad_token": OTHER}),
+    "in the map, as an object": ({}, {"eos_token": {"content": END, "lstrip": False, "special": True}}),
+    "in both: the map counts": ({"eos_token": OTHER}, {"eos_token": END}),
+    "in both, with the added tokens: the config counts": (
+        {"eos_token": OTHER, "added_tokens_decoder": DECODER},
+        {"eos_token": END, "pad_token": END},
+    ),
+    "in the map, null in the config": ({"eos_token": None}, {"eos_token": END}),
+    "nowhere": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("case", SPECIAL_FILES)
+def test_end_and_padding_tokens_are_resolved_as_in_transformers(folder: Path, tmp_path: Path, case: str) -> None:
+    from transformers import AutoTokenizer
+
+    config, special = SPECIAL_FILES[case]
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config})
+    )
+    if special:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    assert ours.pad_token_id == theirs.pad_token_id
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+    assert {name: ours.specials.get(name) for name in ("eos_token", "pad_token")} == {
+        "eos_token": theirs.eos_token,
+        "pad_token": theirs.pad_token,
+    }
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": 5}, {"eos_token_id": 6}, (5,)),
+        ({"eos_token_id": [7, 5, 7]}, {"eos_token_id": 6}, (7, 5)),
+        ({"eos_token_id": None}, {"eos_token_id": 6}, (6,)),
+        ({"eos_token_id": []}, {"eos_token_id": 6}, (6,)),
+        (None, {"eos_token_id": [6, 8]}, (6, 8)),
+        ({"eos_token_id": None}, {"eos_token_id": None, "text_config": {"eos_token_id": 9}}, (9,)),
+        ({"eos_token_id": None}, {"eos_token_id": None}, (2,)),
+        (None, None, (2,)),
+    ],
+)
+def test_the_engine_and_the_text_end_answers_at_the_same_tokens(
+    folder: Path, tmp_path: Path, generation: Any, config: Any, ends: tuple[int, ...]
+) -> None:
+    """By the settings of the model, else by its tokenizer: null names none."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path)
+    for name, content in (("generation_config.json", generation), ("config.json", config)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer(tmp_path).eos_token_ids == end_tokens(tmp_path) == ends
+
+
+TEMPLATES: dict[str, tuple[Any, dict[str, str]]] = {
+    "one file": (None, {"chat_template.jinja": "FILE"}),
+    "the file before the config": ("CONFIG", {"chat_template.jinja": "FILE"}),
+    "the config alone": ("CONFIG", {}),
+    "a list in the config": (
+        [{"name": "default", "template": "CONFIG"}, {"name": "tool_use", "template": "CONFIG-TOOLS"}],
+        {},
+    ),
+    "a file and one for tools": (
+        None,
+        {"chat_template.jinja": "FILE", "additional_chat_templates/tool_use.jinja": "TOOLS"},
+    ),
+    "a file and one of another name": (
+        None,
+        {"chat_template.jinja": "FILE", "additional_chat_templates/rag.jinja": "RAG"},
+    ),
+    "files before a list": (
+        [{"name": "default", "template": "CONFIG"}, {"name": "tool_use", "template": "CONFIG-TOOLS"}],
+        {"chat_template.jinja": "FILE", "additional_chat_templates/rag.jinja": "RAG"},
+    ),
+    "a default among the names": (
+        None,
+        {"chat_template.jinja": "FILE", "additional_chat_templates/default.jinja": "NAMED"},
+    ),
+    "lines ended as on Windows": (None, {"chat_template.jinja": "A{# comment #}\r\nB\r\n"}),
+}
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "add"}}]])
+def test_chat_templates_of_all_files_are_resolved_as_in_transformers(
+    folder: Path, tmp_path: Path, case: str, tools: Any
+) -> None:
+    from transformers import AutoTokenizer
+
+    in_config, files = TEMPLATES[case]
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": in_config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    expected = theirs.apply_chat_template(CHATS[0], tools=tools, tokenize=False)
+    assert Tokenizer(tmp_path).render(CHATS[0], add_generation_prompt=False, tools=tools) == expected
 
 
 def test_reading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:

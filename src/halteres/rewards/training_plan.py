@@ -24,8 +24,8 @@ from halteres.config.problem import Problem
 from halteres.config.values import Schema, schema_at, value_of
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
-from halteres.files import read_regular, replace_file
-from halteres.models.shape import ModelShape, read_shape
+from halteres.files import UnreadableFile, read_json, replace_file
+from halteres.models.shape import ModelShape, NotWhole, read_shape
 from halteres.rewards.components import problems_of, read_data
 from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
 from halteres.rewards.preferences import (
@@ -209,8 +209,8 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
     def read(cls, run: Path) -> Self:
         """Of the run in this directory. InvalidData where it cannot be read."""
         try:
-            return cls.model_validate_json(read_regular(run / RUN_FILE))
-        except (OSError, ValidationError) as error:
+            return cls.model_validate(read_json(run / RUN_FILE, dict[str, Any]))
+        except (UnreadableFile, ValidationError) as error:
             raise InvalidData(f"{run / RUN_FILE} cannot be read.", f"{error}.") from error
 
     def write(self, run: Path) -> None:
@@ -479,7 +479,10 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     train, held_out, warnings = plan.preferences()
     try:
         shape = read_shape(folder)
-    except (OSError, ValueError):  # a file is missing or incomplete, or it is of an unknown family
+    except NotWhole as error:
+        next = "Download or save it again, or name another."
+        raise InvalidData(f"The base model in {folder} is not whole.", f"{error}.", next) from error
+    except (OSError, ValueError):  # a file is missing, or it is of an unknown family
         shape = None
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
