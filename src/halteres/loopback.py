@@ -15,11 +15,14 @@ from types import FrameType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from halteres.errors import Conflict, InvalidConfig, UserError, as_answer, as_http, size_text
 
@@ -139,6 +142,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, on_end: Callable[[], None] = lambda: None) -> None:
         config.app = OneLength(config.app)  # type: ignore[arg-type] - all our servers hand over an app, not its name
+        config.http = StrictProtocol
         super().__init__(config)
         self._on_end = on_end
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
@@ -190,6 +194,56 @@ class LoopErrors:
             " connections this process may have open.",
             error.strerror,
         )
+
+
+class StrictConnection(h11.Connection):
+    """h11 that refuses a head whose lines a proxy may have read otherwise.
+
+    h11 0.16 ends a line at a bare line feed, too, and joins a line that begins with a blank to the one before it.
+    Where a proxy does not, a header, or a second request, comes past it.
+    """
+
+    def __init__(self, most_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, most_head_bytes)
+        self._head = bytearray()  # what came since the last request ended
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what came."""
+        if self.their_state is h11.IDLE:
+            self._head += data
+        super().receive_data(data)
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """What came next. RemoteProtocolError: a head that is refused."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            head = bytes(self._head[: len(self._head) - len(self.trailing_data[0])])
+            self._head.clear()
+            if AMBIGUOUS_LINE.search(head):
+                raise h11.RemoteProtocolError("a line of the head ends, or goes on, in two ways")
+        return event
+
+    def start_next_cycle(self) -> None:
+        """Begin the next request, of which something may have come already."""
+        super().start_next_cycle()
+        self._head = bytearray(self.trailing_data[0])
+
+
+AMBIGUOUS_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]")
+
+
+class StrictProtocol(H11Protocol):
+    """uvicorn's protocol over a strict connection."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = StrictConnection(config.h11_max_incomplete_event_size or MOST_HEAD_BYTES)
 
 
 class OneLength:

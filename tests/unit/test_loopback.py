@@ -274,3 +274,72 @@ def test_bodies_are_read_within_bounds_alone() -> None:
         if any(reader in file.read_text(encoding="utf-8") for reader in readers)
     }
     assert found == {"loopback.py", "agent/trial/relay.py"}, "the relay is aiohttp's, and has a size of its own"
+
+
+async def answers_to(sent: list[bytes]) -> tuple[bytes, list[str]]:
+    """What a server of any configuration answers to these pieces, and the paths that its app saw."""
+    served = list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope["path"])
+        while (await receive()).get("more_body"):
+            pass
+        await Response()(scope, receive, send)
+
+    with open_listener(0) as bound:
+        server = Server(uvicorn.Config(app, lifespan="off", loop="none", log_config=None))
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+            writer.write_eof()
+            answer = await reader.read()
+            writer.close()
+            server.end()
+            await serving
+    return answer, served
+
+
+HOST_LINE = b"Host: 127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /first HTTP/1.1\r\n" + HOST_LINE + b"X: a\r\n Content-Length: 5\r\n\r\n",
+        b"GET /first HTTP/1.1\r\n" + HOST_LINE + b"X: a\r\n\tb\r\n\r\n",
+        b"GET /first HTTP/1.1\n" + HOST_LINE + b"\r\n",
+        b"GET /first HTTP/1.1\r\n" + HOST_LINE + b"X: a\nContent-Length: 5\r\n\r\n",
+        b"GET /first HTTP/1.1\r\n" + HOST_LINE + b"\n",
+        b"GET /first HTTP/1.1\nHost: 127.0.0.1\n\n",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"POST /zero HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: 3\r\n\r\na\nb"])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_head_with_folded_lines_or_bare_line_feeds_is_refused_and_nothing_behind_it_is_read(
+    head: bytes, before: bytes, is_cut: bool
+) -> None:
+    """A proxy before the server may have read it as other headers, or as the end of the head."""
+    whole = before + head
+    if is_cut:
+        pieces = [whole[at : at + 1] for at in range(len(whole))]
+    else:
+        pieces = [whole + b"GET /second HTTP/1.1\r\n" + HOST_LINE + b"\r\n"]
+    answer, served = await answers_to(pieces)
+    assert answer.count(b"HTTP/1.1 400 ") == 1
+    assert answer.count(b"HTTP/1.1 200 ") == len(served)
+    assert served == (["/zero"] if before else [])
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+async def test_requests_in_a_row_are_read_however_they_are_cut_and_bodies_hold_any_bytes(size: int) -> None:
+    body = b"a\n b\r\n\tc\r"
+    with_length = b"POST /one HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    chunked = b"POST /two HTTP/1.1\r\n" + HOST_LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunked += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    whole = with_length + chunked + b"GET /three HTTP/1.1\r\n" + HOST_LINE + b"Connection: close\r\n\r\n"
+    answer, served = await answers_to([whole[at : at + size] for at in range(0, len(whole), size)])
+    assert served == ["/one", "/two", "/three"]
+    assert answer.count(b"HTTP/1.1 200 ") == 3
