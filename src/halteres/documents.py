@@ -212,7 +212,9 @@ def _load(text: str, step: Callable[[_Loader], Any]) -> Any:
         line, column = before.count("\n") + 1, error.position - before.rfind("\n")
         what = f"the character U+{error.character:04X} is not allowed"
         raise DocumentError(f"line {line}, column {column}: {what}") from error
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:  # of a tagged value, for example
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        # Of a tag that does not fit its value, for example.
+        # `!!int ""` is an IndexError of PyYAML 6, `!!timestamp x` an AttributeError.
         raise DocumentError(_on_one_line(error)) from error
 
 

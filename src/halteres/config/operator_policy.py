@@ -11,12 +11,12 @@ require_keys: []                # to start; or: {gate: [], start: [], test: []}
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from halteres.config import environ
@@ -25,6 +25,7 @@ from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, setting, wiring_of
+from halteres.documents import read_document
 from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -137,12 +138,9 @@ BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HE
 def load_policy(home: Path | None = None) -> Policy:
     """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
     file = (home or environ.home()) / FILE
-    try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(file):
         return DEFAULT
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise _unreadable(file, " ".join(str(error).split())) from error
+    given = read_document(file, "policy file") or {}
     if isinstance(given, str):  # the file is the name of a policy
         given = {"extends": given}
     if not isinstance(given, Mapping):
