@@ -9,6 +9,7 @@ Never: decides what a process does in between.
 from __future__ import annotations
 
 import ctypes
+import io
 import logging
 import os
 import signal
@@ -70,6 +71,9 @@ def begin(role: str, *, torch: bool = False, threads: int | None = None, private
         level = environ.log_level()
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
     class WithoutSecrets(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -23,7 +23,7 @@ TEXT_METHODS = {"read_text": 0, "write_text": 1}
 OPENERS = {"open": (1, "r"), "fdopen": (1, "r")}
 TEMPORARY = {"NamedTemporaryFile": "w+b", "TemporaryFile": "w+b", "SpooledTemporaryFile": "w+b"}
 WRAPPERS = {"TextIOWrapper": 1, "FileHandler": 2, "WatchedFileHandler": 2}
-FORBIDDEN = ("popen", "getpreferredencoding", "getencoding")
+FORBIDDEN = ("popen", "getpreferredencoding")
 
 
 def name_of(call: ast.Call) -> str:

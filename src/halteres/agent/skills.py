@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-import yaml
-
+from halteres.documents import parse_yaml
 from halteres.errors import Conflict, ServerError
 from halteres.files import replace_file
 
@@ -47,7 +46,7 @@ def skills() -> tuple[Skill, ...]:
 
 
 def _read(folder: Path) -> Skill:
-    front = yaml.safe_load((folder / "SKILL.md").read_text(encoding="utf-8").removeprefix("---").partition("\n---")[0])
+    front = parse_yaml((folder / "SKILL.md").read_text(encoding="utf-8").removeprefix("---").partition("\n---")[0])
     return Skill(name=str(front["name"]), description=str(front["description"]), folder=folder)
 
 

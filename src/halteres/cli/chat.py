@@ -59,7 +59,8 @@ def chat(
     """
     import asyncio
 
-    from halteres.errors import InvalidConfig
+    from halteres.documents import half_characters
+    from halteres.errors import InvalidConfig, InvalidData
     from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
     from halteres.runs.reading.adapter import newest_policy
@@ -86,6 +87,8 @@ def chat(
             stack.callback(lambda: runner.run(scorer.close()))
         service = stack.enter_context(served(base, directory))
         for text in [question] if question else _questions(words.example if words else ""):
+            if half_characters(text) is not None:
+                raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
             messages = _messages(directory, text)
             if words is None:
                 path, prompt = "chat/completions", {"messages": messages}

@@ -9,6 +9,7 @@ import typer
 
 import halteres
 from halteres.cli import agents, chat, env, groups, models, reward, runs, serve, train
+from halteres.config.environ import use_utf8
 from halteres.errors import HalteresError
 from halteres.redaction import printable
 
@@ -69,6 +70,7 @@ def _halteres(version: Annotated[bool, typer.Option("--version", help="Print the
 
 def main() -> None:
     """The console script."""
+    use_utf8()
     try:
         app()
     except HalteresError as error:

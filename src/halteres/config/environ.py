@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import locale
 import os
 import re
 import sys
@@ -109,6 +110,17 @@ def stay_offline() -> None:
     """From here on this process asks no Hugging Face hub, unless its user has set HF_HUB_OFFLINE; call before its
     libraries are imported. Models are folders of this machine; nothing is downloaded in the middle of work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def use_utf8() -> None:
+    """Begin this program anew in Python's UTF-8 mode where the locale has another encoding; otherwise do nothing.
+
+    Arguments, file names, and what is read and written are UTF-8 then, here and in every process that is started.
+    Call it first: nothing that the process holds survives.
+    """
+    if not sys.flags.utf8_mode and locale.getencoding().lower() != "utf-8":
+        command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - ourselves
 
 
 def check() -> None:
