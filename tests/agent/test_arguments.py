@@ -45,9 +45,7 @@ async def test_an_integer_is_read_from_what_clients_send_for_one(
     assert (answer.get("code"), answer.get("coerced")) == (None, coerced)
 
 
-@pytest.mark.parametrize(
-    "limit", ["3.5", 3.5, "three", True, "NaN", "1e400", 1e300, [3], "[3]", "0x3"]
-)
+@pytest.mark.parametrize("limit", ["3.5", 3.5, "three", True, "NaN", "1e400", 1e300, [3], "[3]", "0x3"])
 async def test_what_is_no_integer_stays_refused(limit: Any) -> None:
     answer = await answered("rl_list_runs", {"limit": limit})
     assert (answer["code"], answer["field"]) == ("invalid_arguments", "limit")
@@ -82,11 +80,7 @@ async def test_null_for_what_is_optional_is_as_if_it_was_not_given() -> None:
     cleared = await answered("rl_edit_config", {"field": "system_prompt", "value": None})
     assert "code" not in cleared
     for name in ("rl_select_environment", "rl_score"):
-        required = {
-            key: None
-            for key, one in BY_NAME[name].arguments.model_fields.items()
-            if one.is_required()
-        }
+        required = {key: None for key, one in BY_NAME[name].arguments.model_fields.items() if one.is_required()}
         assert (await answered(name, required))["code"] == "invalid_arguments"
 
 
