@@ -58,5 +58,5 @@ def write_manifest(folder: Path, *, seed: int, threads: int, stages: "tuple[Stag
             "transformers": transformers.__version__,
         },
     }
-    (folder / "halteres.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    (folder / "halteres.json").write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest

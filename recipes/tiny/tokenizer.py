@@ -69,8 +69,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def render_prompt(message: str) -> str:

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "benchmarks", "recipes", "scripts")
+# Their hash is part of the built-in weights: they stay as they were when they made them, and are run by hand.
+HASHED = ("recipes/tiny/manifest.py", "recipes/tiny/tokenizer.py")
 ENCODINGS = ("utf-8", "utf-8-sig", "ascii")
 
 # By name of the call: which positional argument is the encoding.
@@ -101,6 +103,7 @@ def test_every_text_is_read_and_written_in_an_encoding_that_is_named(folder: str
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in sorted((ROOT / folder).rglob("*.py"))
+        if str(file.relative_to(ROOT)) not in HASHED
         for line in faults(file.read_text(encoding="utf-8"))
     ]
     assert not found, f'write encoding="utf-8" at {", ".join(found)}'

@@ -28,7 +28,7 @@ from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
 from halteres.files import replace_file
-from halteres.logins import without_logins_in
+from halteres.logins import passwords_in
 from halteres.process import Ended, run_caught
 
 DEADLINE_S = 120.0
@@ -157,7 +157,8 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afre
     if afresh or found is None or not found.is_current:
         found = _ask(environment, values)
         content = msgspec.to_builtins(found)
-        if without_logins_in(content) == content:  # no key is kept for longer than this process lives
+        # No key is kept for longer than this process lives.
+        if not any(passwords_in(content)):
             _remember(key, content)
     _cache(key, found)
     return found

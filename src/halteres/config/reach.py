@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-import yaml
+from halteres.documents import DocumentError, parse_yaml
 
 Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
 """code: a program, module or function that is run; path: a file or folder; address: a server;
@@ -144,15 +144,13 @@ def _item(options: list[dict[str, Any]], number: int) -> Mapping[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The text as YAML; itself where it is none."""
+    """The text as YAML, as settings are read; itself where it is not YAML, and then no setting is made of it."""
     if len(text) > MOST_CHARACTERS:
         raise TooLargeToCheck
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+        return parse_yaml(text)
+    except DocumentError:
         return text
-    except RecursionError as error:
-        raise TooLargeToCheck from error
 
 
 _SEPARATORS: Final = re.compile(r"""[\s,;=|()\[\]{}<>"'`]+""")

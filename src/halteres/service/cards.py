@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from halteres.config import environ
-from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.files import UnreadableFile, read_json, replace_file
 from halteres.process import alive, identity
 
 LOOK_EVERY_S = 0.1
@@ -81,6 +81,6 @@ def _folder() -> Path:
 def _cards() -> Iterator[tuple[Path, Card]]:
     """Every card of this user's that can be read; another user's service may share the home."""
     for file in _folder().glob("*.json"):
-        with suppress(OSError, *NOT_JSON):
+        with suppress(OSError, UnreadableFile):
             if file.stat().st_uid == os.getuid():
-                yield file, msgspec.json.decode(read_regular(file), type=Card)
+                yield file, read_json(file, Card, linked=False)

@@ -91,7 +91,7 @@ class Weights:
             f"{prefix}.lora_B.weight": np.full(shape[::-1], float(self.version), np.float32),
         }
         with written(folder) as place:
-            (place / CONFIG).write_text(json.dumps(config))
+            (place / CONFIG).write_text(json.dumps(config), encoding="utf-8")
             (place / STATE).write_bytes(msgspec.json.encode(self))
             save_file(tensors, place / WEIGHTS)
             if optimizer:

@@ -110,7 +110,7 @@ def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: Merg
         config["tie_word_embeddings"] = False
     if dtype != "base":
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if (model / INDEX).is_file():
         size = sum((place / file).stat().st_size for file in set(merged.values()))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(merged.items()))}

@@ -306,7 +306,7 @@ class RewardModel:
             if (place / name).is_file():
                 content = read_json(place / name, dict[str, Any])
                 content["pad_token"] = names.get(self.network.padding, content.get("pad_token"))
-                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -385,7 +385,7 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
         template = template / "chat_template.jinja" if template.is_dir() else template
         if not template.is_file():
             raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text())
+        (scratch / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
     tokenizer = Tokenizer(scratch)
     weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
     return tokenizer

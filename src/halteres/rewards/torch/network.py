@@ -221,7 +221,7 @@ class ScoringNetwork:
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote. InvalidData where it is of another model."""
