@@ -77,7 +77,7 @@ def read_json(file: Path, of: type[T], *, linked: bool = True) -> T:
         raise UnreadableFile(f"{file} has another form: {error}") from error
 
 
-def text_of(file: Path) -> str:
+def text_of_file(file: Path) -> str:
     """The text of a small file that others may have written, its lines ended as Python ends them.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halteres.errors import InvalidData, NotFound, boundary, shortened
-from halteres.files import UnreadableFile, read_json, text_of
+from halteres.files import UnreadableFile, read_json, text_of_file
 
 if TYPE_CHECKING:
     from halteres.chat_template import ChatTemplate
@@ -276,7 +276,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     files = {file.name.removesuffix(".jinja"): file for file in named_templates(folder)}
     if (folder / TEMPLATE).is_file():
         files.setdefault("default", folder / TEMPLATE)
-    return {name: text_of(file) for name, file in files.items()}
+    return {name: text_of_file(file) for name, file in files.items()}
 
 
 @contextmanager

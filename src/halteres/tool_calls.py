@@ -54,9 +54,7 @@ class ToolCall:
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a model is told of its tools, for a system message."""
-    return _TOOLS.format(
-        tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
-    )
+    return _TOOLS.format(tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools))
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:

@@ -13,7 +13,16 @@ import pytest
 
 import halteres
 from halteres.config.environ import read_stop_request, write_stop_request
-from halteres.files import SMALL_BYTES, TAIL_BYTES, UnreadableFile, read_json, replace_file, replacing, tail, text_of
+from halteres.files import (
+    SMALL_BYTES,
+    TAIL_BYTES,
+    UnreadableFile,
+    read_json,
+    replace_file,
+    replacing,
+    tail,
+    text_of_file,
+)
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -91,7 +100,7 @@ def test_what_is_no_regular_file_is_refused_and_nothing_waits(tmp_path: Path) ->
         with pytest.raises(UnreadableFile, match=name):
             read_json(tmp_path / name, Point)
         with pytest.raises(UnreadableFile, match=name):
-            text_of(tmp_path / name)
+            text_of_file(tmp_path / name)
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
@@ -112,7 +121,7 @@ def test_a_link_is_followed_only_where_one_is_expected(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + b'{"x": 1}')
     assert read_json(tmp_path / "a", Point) == Point(1)
-    assert text_of(tmp_path / "a") == '{"x": 1}'
+    assert text_of_file(tmp_path / "a") == '{"x": 1}'
 
 
 READ_FOLDERS_OF_OTHERS = ("models", "engine", "text.py", "chat_template.py", "service", "rewards")

@@ -117,9 +117,7 @@ _FRACTION = re.compile(
     r"\\[cdt]?frac ?(?:\{(?P<top>-?[0-9]+)\}|(?P<digit>[0-9]))"
     r" ?(?:\{(?P<bottom>[0-9]+)\}|(?P<other_digit>[0-9]))"
 )
-_WORDS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\{([^{}]*)\}"
-)
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\{([^{}]*)\}")
 _SYMBOLS = {
     "\\$": "$",
     "\\%": "%",
@@ -134,9 +132,7 @@ _SYMBOLS = {
 }
 _SYMBOL = re.compile("|".join(re.escape(symbol) + "(?![A-Za-z])" for symbol in _SYMBOLS))
 _MINUS_SIGNS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
-_SIGN_WORD = re.compile(
-    rf"\b(?:(?P<minus>minus|negative)|plus|positive) (?=[{_CURRENCY}]? ?[0-9.])", re.IGNORECASE
-)
+_SIGN_WORD = re.compile(rf"\b(?:(?P<minus>minus|negative)|plus|positive) (?=[{_CURRENCY}]? ?[0-9.])", re.IGNORECASE)
 
 
 def _plain(answer: str) -> str:
@@ -203,9 +199,7 @@ _RELATIONS_AFTER = _words("""
     or than plus minus negative squared cubed factorial divided multiplied mod modulo choose
     over above below up max maximum minimum
 """)
-_PHRASE_AFTER = re.compile(
-    r"\b(?:at (?:least|most)|and (?:an?|more|some|change)|is (?:wrong|incorrect|false))\b"
-)
+_PHRASE_AFTER = re.compile(r"\b(?:at (?:least|most)|and (?:an?|more|some|change)|is (?:wrong|incorrect|false))\b")
 _VARIABLE = re.compile(r"[xyz]+|[nike]|pi")
 _UNIT_LETTERS = "mgshlpcdtLJNWVACFHSRµμΩ"
 """Letters that are units directly behind the digits; another is a variable (5x) or a scale (5K)."""
