@@ -24,7 +24,8 @@ PASSED_ON = {
 """Settings of a command whose every word, --help too, belongs to another program."""
 
 STARTS_WITHIN_S = 5.0
-"""How long `variables` waits for a service: that of `halteres serve &` in the line before leaves its card in a moment."""
+"""How long `variables` waits for a service: that of `halteres serve &` in the line before leaves its
+card in a moment."""
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 

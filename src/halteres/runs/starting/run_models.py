@@ -154,7 +154,8 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
         raise NotReady(
             f"No training service answers at {service_url}.",
             error.why,
-            f"Check the address{_asked_directly(service_url)}, or leave it out: the run then starts a service of its own.",
+            f"Check the address{_asked_directly(service_url)}, or leave it out:"
+            " the run then starts a service of its own.",
         ) from error
 
 
