@@ -162,7 +162,7 @@ class Silent(BaseHTTPRequestHandler):
 
     let_go = threading.Event()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing on stderr."""
 
     def do_GET(self) -> None:

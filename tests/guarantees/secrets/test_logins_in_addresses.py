@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
+import msgspec
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -86,14 +87,11 @@ def made_run(home: Path, settings: Settings) -> RunDirectory:
         (run.path / folder).mkdir(parents=True)
     start.write(run.path, run.path)
     state = read_state(run.path / "run.json")
-    ended = {"status": "failed", "code": "scorer_failed", "error": f"{ADDRESS} gave no scores.", "ended_at": 2.0}
-    write_state(run.path / "run.json", type(state)(**{**as_fields(state), **ended}))
+    words = f"{ADDRESS} gave no scores."
+    ended = msgspec.structs.replace(state, status="failed", code="scorer_failed", error=words, ended_at=2.0)
+    write_state(run.path / "run.json", ended)
     assert conclude(run, read_state(run.path / "run.json")) == []
     return run
-
-
-def as_fields(state: Any) -> dict[str, Any]:
-    return {name: getattr(state, name) for name in state.__struct_fields__}
 
 
 def holding(folder: Path, secret: str = KEY) -> dict[str, int]:
@@ -204,7 +202,7 @@ def test_a_copied_address_is_refused_on_every_way_in(home: Path) -> None:
 class Scores(BaseHTTPRequestHandler):
     """A reward server that scores, and a judge that refuses the key, and repeats it."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing on stderr."""
 
     def do_POST(self) -> None:
