@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from halteres.cli.main import app
@@ -181,3 +182,44 @@ def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:
 
 def test_the_list_says_how_a_model_that_is_not_here_is_got() -> None:
     assert "halteres models add NAME" in command("list").output
+
+
+def random_model(folder: Path) -> Path:
+    """A small model of a family that transformers computes."""
+    import transformers
+
+    config = transformers.MistralConfig(
+        vocab_size=672,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    transformers.MistralForCausalLM(config).save_pretrained(folder)
+    source = builtin_path(TINY)
+    assert source is not None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
+    return folder
+
+
+def test_weights_that_would_be_random_are_refused_of_models_that_transformers_computes_too(tmp_path: Path) -> None:
+    folder = random_model(tmp_path / "mistral")
+    assert told("add", str(folder), "--as", "whole")["name"] == "whole"
+    file = folder / "model.safetensors"
+    tensors = {name: one for name, one in load_file(file).items() if ".layers.1." not in name}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.layers\.1\.input_layernorm\.weight"):
+        command("add", str(folder), "--as", "half")
+
+
+def test_a_model_whose_answers_nothing_ends_is_registered_with_a_remark(own: Path) -> None:
+    assert told("add", str(own), "--as", "ends")["ends"] is True
+    for name, field in (("tokenizer_config", "eos_token"), ("config", "eos_token_id")):
+        content = json.loads((own / f"{name}.json").read_text())
+        (own / f"{name}.json").write_text(json.dumps({**content, field: None}))
+    (own / "generation_config.json").write_text('{"eos_token_id": null}')
+    assert told("add", str(own), "--as", "endless")["ends"] is False
+    assert "eos_token" in command("add", str(own), "--as", "endless").output
