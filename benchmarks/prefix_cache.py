@@ -6,7 +6,7 @@
 far, answered by the built-in model at temperature 1. `groups`: 8 x 16 samples of 55 + 64 tokens,
 where the cache has nothing to give: what keeping costs. Medians of the rounds.
 `conversations`: 1,024 at once of 10 turns over one beginning of 200 tokens, 16 random tokens said
-and 8 answered in each turn, once; their slots leave room for a part of what they could keep, so that
+and 16 answered in each turn, once; their slots leave room for a part of what they could keep, so that
 pages go all the time. The cache's own code is timed around each of its calls.
 
 All with the cache and without, in turns, with the same seeds. CPU seconds of one thread. Written:
@@ -49,7 +49,7 @@ from halteres.text import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "prefix_cache.json"
 GAME, EPISODES, ANSWER = "game:GuessTheNumber-v0-hard", 16, 40
-TURNS, BEGINNING, SAID, ANSWERED = 10, 200, 16, 8  # of a conversation; the last three in tokens
+TURNS, BEGINNING, SAID, ANSWERED = 10, 200, 16, 16  # of a conversation; the last three in tokens
 MOST_OWN = 0.03  # of the conversations' CPU seconds, the cache's own code
 PARTIES = {"with_cache": Limits(), "without": Limits(prefixes=0)}
 

@@ -1,6 +1,6 @@
 """RLHF in small: preferences, a reward model, RL on its scores. Does what nobody was paid for rise, too?
 
-    python benchmarks/rlhf.py [--seeds 0 1 2] [--steps 30] [--panel-model FOLDER] [--algorithms grpo ppo hacked]
+    python benchmarks/rlhf.py [--seeds 0 1 2] [--steps 30] [--panel-model FOLDER] [--algorithms grpo ppo ...]
 
 The policy's base is the built-in model after a supervised warm-up in which a guess has as many tokens as the worked
 answer of the same problem: in the built-in model the long answers are the worked ones, and a gain could not be told
@@ -9,13 +9,20 @@ ten prefers the right answer of a pair. The pairs of the first set train a rewar
 the second another on `--panel-model`, which scores held-out answers and nothing else (best one of another family):
 
     grpo    importance_sampling, group_std
-    ppo     the clipped loss, two minibatches, a KL penalty to the base model; no critic
+    ppo     the clipped loss, two epochs of two minibatches, a KL penalty to the base model; no critic
+    unclipped  as ppo with `importance_sampling`: what the clip is worth
     hacked  as grpo, but the rater prefers the shorter answer: the gain should not show in the panel
+
+With one epoch the clip hardly binds: a batch's second minibatch is one step away from the weights that sampled it.
+After 15 steps all but hacked are at the ceiling of the reward model, where most groups have one score and teach
+nothing, so that the last figures are hardly apart. How they got there is in `curve` (every evaluation) and, step by
+step, in `batch_reward`, `clipped` (share of the tokens) and `kl` (to the base model).
 
 The exact-answer verifier enters neither reward. Length: what the verifier's gain would be if it were that of the change
 of length alone, by the slope of the base model's own answers within their problems. Written:
 benchmarks/results/rlhf.json. Exit code 1 where grpo or ppo raises the verifier or the panel's model by less than the
-95 % interval of the difference, where length explains more than half of it, or where no alert names the hacked run.
+95 % interval of the difference, where length explains more than half of it, where ppo clips less than 1 % of the
+tokens in every step, or where no alert names the hacked run.
 """
 
 from __future__ import annotations
@@ -41,9 +48,17 @@ from warm_up import Example, warm_up
 RESULT = Path(__file__).parent / "results" / "rlhf.json"
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
-    "ppo": ("trainer.loss=ppo", "trainer.minibatches=2", "trainer.kl_coef=0.02"),
+    "ppo": ("trainer.loss=ppo", "trainer.epochs=2", "trainer.minibatches=2", "trainer.kl_coef=0.02"),
+    "unclipped": (
+        "trainer.loss=importance_sampling",
+        "trainer.allow_unclipped_staleness=true",
+        "trainer.epochs=2",
+        "trainer.minibatches=2",
+        "trainer.kl_coef=0.02",
+    ),
     "hacked": (),
 }
+BINDS = 0.01  # share of a step's tokens that ppo clips at least once in a run
 ERRS = 0.1  # share of the pairs that the rater gets wrong
 PRETRAINED = ("--lora", "--set", "learning_rate=3e-4")  # how a reward model on another base than ours is trained
 HELD_OUT = 0.2  # share of the problems that a reward model is measured and calibrated on
@@ -217,6 +232,7 @@ def train(algorithm: str, seed: int, model: Path, panel: Path, options: argparse
     run = start_run(asked.settings, sources=asked.sources)
     cpu_s = follow(run)
     rows = [row for row in run.metrics() if "eval/percent_correct" in row]
+    steps = [row for row in run.metrics() if row["src"] == "trainer"]
     first, last = rows[0], rows[-1]
     answers = samples_of(run.path, 0)
     length = last["eval/completion_lengths"] - first["eval/completion_lengths"]
@@ -227,9 +243,27 @@ def train(algorithm: str, seed: int, model: Path, panel: Path, options: argparse
         "verifier": change(first, last, "eval/percent_correct", options),
         "panel": change(first, last, "eval/panel/other", options),
         "tokens": [first["eval/completion_lengths"], last["eval/completion_lengths"]],
+        "curve": [
+            {
+                "step": row["step"],
+                "reward": round(row["eval/reward/total"], 4),
+                "verifier": round(row["eval/percent_correct"], 4),
+                "panel": round(row["eval/panel/other"], 4),
+            }
+            for row in rows
+        ],
+        "batch_reward": [round(row["reward/mean"], 4) for row in steps],
+        "clipped": [rounded(row["tokens/clipped"]) for row in steps],
+        "kl": [rounded(row["policy/kl_reference"]) for row in steps],
+        "updates": sum(row["train/updates"] for row in steps),
         "by_length_alone": slope(answers) * length,
         "alerts": [event["rule"] for event in run.events() if event.get("type") == "alert"],
     }
+
+
+def rounded(figure: float | None) -> float | None:
+    """None where there is none: of a loss that does not clip, of a run without a KL penalty."""
+    return None if figure is None else round(figure, 5)
 
 
 def change(first: dict[str, Any], last: dict[str, Any], name: str, options: argparse.Namespace) -> dict[str, float]:
@@ -272,11 +306,15 @@ def faults_of(run: dict[str, Any]) -> list[str]:
     who = f"{run['algorithm']} seed {run['seed']}"
     if run["algorithm"] == "hacked":
         return [] if "panel_disagrees" in run["alerts"] else [f"FAILED: {who}: no alert panel_disagrees."]
+    if run["algorithm"] == "unclipped":
+        return []
     faults = [
         f"FAILED: {who}: {name} gained {run[name]['gain']:.3f}, within ± {run[name]['interval']:.3f}."
         for name in ("verifier", "panel")
         if run[name]["gain"] <= run[name]["interval"]
     ]
+    if run["algorithm"] == "ppo" and max(run["clipped"]) < BINDS:
+        faults.append(f"FAILED: {who}: no step clips {BINDS:.0%} of its tokens.")
     if abs(run["by_length_alone"]) > abs(run["verifier"]["gain"]) / 2:
         faults.append(f"FAILED: {who}: by length alone {run['by_length_alone']:+.3f}.")
     return faults

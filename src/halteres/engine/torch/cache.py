@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,8 +93,9 @@ class Block:
 
     def pages(self, slot: int, numbers: range) -> list[Tensor]:
         """Copies of these pages of a slot, each 2 x layers x key heads x POSITION_STEP x width."""
-        pages = self._data[:, :, slot].split(POSITION_STEP, dim=3)
-        return [pages[i].clone(memory_format=torch.contiguous_format) for i in numbers]
+        starts = [number * POSITION_STEP for number in numbers]
+        views = [self._data[:, :, slot, :, start : start + POSITION_STEP] for start in starts]
+        return [view.clone(memory_format=torch.contiguous_format) for view in views]
 
     def write_pages(self, slot: int, pages: Sequence[Tensor]) -> None:
         """Write pages to the beginning of a slot."""
@@ -164,7 +165,7 @@ class PrefixCache:
     def keep(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int) -> None:
         """Keep what a slot holds of these tokens, as far as `room` for all pages allows it."""
         room = min(room, self._most)
-        texts = [*_pages(tokens[: max(room, 0)])]
+        texts = _pages(tokens[: max(room, 0)])
         path = self._path(snapshot, texts)
         self._use(path)
         new = texts[len(path) :]
@@ -193,7 +194,7 @@ class PrefixCache:
         # The callback may run in any thread, and holds no page.
         return self._first.setdefault(weakref.ref(snapshot, self._ended.append), {})
 
-    def _path(self, snapshot: Snapshot, texts: Iterable[bytes]) -> list[Page]:
+    def _path(self, snapshot: Snapshot, texts: Sequence[bytes]) -> list[Page]:
         """The pages that are kept of a text, from its beginning."""
         among, path = self._first.get(weakref.ref(snapshot), {}), list[Page]()
         for text in texts:
@@ -217,10 +218,10 @@ class PrefixCache:
             rest += page.following.values()
 
 
-def _pages(tokens: np.ndarray) -> Iterator[bytes]:
+def _pages(tokens: np.ndarray) -> list[bytes]:
     """The tokens of every whole page."""
-    for stop in range(POSITION_STEP, len(tokens) + 1, POSITION_STEP):
-        yield tokens[stop - POSITION_STEP : stop].tobytes()
+    text, size = tokens.tobytes(), POSITION_STEP * tokens.itemsize
+    return [text[start : start + size] for start in range(0, len(text) - size + 1, size)]
 
 
 class CacheMemory:
