@@ -101,8 +101,8 @@ class Tokenizer:
     def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The chat template's text for these messages; a folder may have a template of its own for chats with tools.
 
-        Content in parts is rendered as their text. Content that is null or missing is an empty text, but for a template
-        that asks for it.
+        Content in parts is rendered as their text. Content that is null, or missing next to calls of tools, is an empty
+        text, but for a template that asks for it.
 
         Raises:
             InvalidData: the folder has no template, a message holds what is no text, or the template refuses the
@@ -178,11 +178,13 @@ def _text_of_part(part: Any) -> str:
     )
 
 
-def _rendered_message(message: Message, template: ChatTemplate) -> Message:
+def _rendered_message(message: Any, template: ChatTemplate) -> Message:
+    """A message as the template gets it; one that says nothing at all is left for it to refuse."""
     if not isinstance(message, Mapping):
         raise InvalidData("A message is no object.", next="Send role and content.")
     content = message.get("content")
-    if content is None and template.asks_for_content:
+    says_nothing = "content" not in message and not message.get("tool_calls")
+    if says_nothing or (content is None and template.asks_for_content):
         return message
     return {**message, "content": text_of(content)}
 

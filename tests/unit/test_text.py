@@ -195,8 +195,18 @@ def test_content_of_messages_is_read_in_one_place() -> None:
 def test_content_that_is_null_is_an_empty_text_but_for_a_template_that_asks(
     folder: Path, tmp_path: Path, template: str, text: str
 ) -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": []}
-    assert _copy_with_template(folder, tmp_path, template).render([message]) == text
+    calls = [{"function": {"name": "add", "arguments": {}}}]
+    tokenizer = _copy_with_template(folder, tmp_path, template)
+    assert tokenizer.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == text
+    assert tokenizer.render([{"role": "assistant", "content": None}]) == text
+
+
+def test_content_that_is_missing_is_an_empty_text_next_to_calls_alone(ours: Tokenizer) -> None:
+    calls = [{"function": {"name": "add", "arguments": {}}}]
+    empty = ours.render([{"role": "assistant", "content": ""}])
+    assert ours.render([{"role": "assistant", "tool_calls": calls}]) == empty
+    with pytest.raises(InvalidData, match="refused the messages"):
+        ours.render([{"role": "user"}])
 
 
 def test_a_folder_without_a_template_says_so(folder: Path, tmp_path: Path) -> None:
