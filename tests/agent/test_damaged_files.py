@@ -12,8 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
+from halteres.config.environ import read_stop_request
+from halteres.config.files import load_settings
 from halteres.dashboard.events import stamps
 from halteres.dashboard.runs import list_of_runs
+from halteres.errors import InvalidConfig
 from halteres.runs.directory import RunDirectory
 
 from .run_fixtures import RUN, add_alert, change, make_run, replied, told
@@ -122,3 +125,31 @@ async def test_a_run_that_no_code_foresaw_is_listed_with_its_error(
     assert "a new kind of damage" in rows[RUN]["error"]
     assert rows[OTHER]["reward"] == 1.0
     shutil.rmtree(run.path)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+async def test_a_damaged_draft_counts_as_empty_and_can_be_selected_anew(
+    run: RunDirectory, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "drafts" / "default.json"
+    file.parent.mkdir(exist_ok=True)
+    DAMAGE[kind](file)
+    async with asyncio.timeout(WITHIN_S):
+        answer = (await replied("rl_get_current_config", detail="brief")).body
+    assert answer["code"] == "no_environment"
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_request_to_stop_is_one(tmp_path: Path, kind: str) -> None:
+    DAMAGE[kind](tmp_path / "stop.json")
+    assert read_stop_request(tmp_path / "stop.json") == "now"
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("edits", [(), ("trainer.total_steps=2",)])
+def test_a_damaged_config_file_is_refused_by_name(tmp_path: Path, kind: str, edits: tuple[str, ...]) -> None:
+    file = tmp_path / "config.yaml"
+    DAMAGE[kind](file)
+    with pytest.raises(InvalidConfig) as refused:
+        load_settings("arithmetic", file, edits)
+    assert kind == "numbers" or str(file) in refused.value.sentence

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +108,22 @@ def test_the_newest_weights_are_the_ones_to_talk_to(finished: RunDirectory) -> N
     (finished.path / "checkpoints.jsonl").unlink()
     with pytest.raises(NotFound, match="has no weights to sample from"):
         newest_policy(finished)
+
+
+def test_the_program_reads_and_writes_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    """Arguments, files and answers, and those of the processes that it starts."""
+    other = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **other, "HALTERES_HOME": str(tmp_path / "größer")}
+
+    def answer(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-c", "from halteres.cli.main import main; main()", "rl", *words, "--json"]
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+        return json.loads(ended.stdout.decode())
+
+    answer("select-environment", "arithmetic")
+    edited = answer("edit-config", "system_prompt", "größer als 5 €: 你好 #1")
+    assert edited["value"] == "größer als 5 €: 你好 #1"
+    held = answer("get-current-config", "--field", "system_prompt")
+    assert "größer als 5 €: 你好 #1" in json.dumps(held, ensure_ascii=False)
+    refused = answer("edit-config", "system_prompt", os.fsdecode(b"gr\xf6\xdfer"))
+    assert refused["code"] == "invalid_config"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -395,3 +396,31 @@ def test_a_loop_of_a_chat_template_knows_its_places(tmp_path: Path) -> None:
     )
     rendered = Tokenizer(folder).render([{"role": "user"}] * 2)
     assert rendered == "1/2False 2;2/2True 1;none122122"
+
+
+OTHER_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""Python's encoding is ASCII then, for files, arguments and the terminal."""
+
+
+def test_a_chat_has_the_same_tokens_whatever_the_locale(tmp_path: Path) -> None:
+    folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text("{# größer € #}größer € 你好\n" + template, encoding="utf-8")
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from halteres.text import Tokenizer\n"
+        "tokenizer = Tokenizer(Path(sys.argv[1]))\n"
+        "chat = [{'role': 'user', 'content': 'gr\\u00f6\\u00dfer'}]\n"
+        "print(tokenizer.apply_chat_template(chat), tokenizer.eos_token_ids)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env={**os.environ, **OTHER_LOCALE},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    tokenizer = Tokenizer(folder)
+    tokens = tokenizer.apply_chat_template([{"role": "user", "content": "größer"}])
+    assert ended.stdout.decode().strip() == f"{tokens} {tokenizer.eos_token_ids}"

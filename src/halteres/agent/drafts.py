@@ -41,7 +41,7 @@ from halteres.config.program import Description, EnvironmentProgram, describe, p
 from halteres.config.projection import Sources
 from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings
 from halteres.errors import InvalidConfig, ServerError, UserError
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.runs.state import locked
 
 _log = logging.getLogger(__name__)
@@ -134,10 +134,10 @@ def load_draft(caller: Caller, draft: str | None) -> Draft:
 
 def _read(handle: str) -> Draft:
     try:
-        return msgspec.json.decode(_file(handle).read_bytes(), type=Draft)
+        return msgspec.json.decode(read_regular(_file(handle)), type=Draft)
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *NOT_JSON) as error:
         _log.warning("The draft %s cannot be read, and counts as empty: %s", handle, error)
     return Draft(handle=handle)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from halteres.errors import InvalidConfig
-from halteres.files import replace_file
+from halteres.files import read_regular, replace_file
 
 Mode = Literal["now", "after_step"]
 """`now` interrupts the step in progress, `after_step` lets it end; a checkpoint is written either way."""
@@ -348,7 +348,7 @@ def write_stop_request(file: Path, mode: Mode) -> None:
 def read_stop_request(file: Path) -> Mode | None:
     """The mode asked for; None where nobody asked. Half a request, or one that is no request at all, still is one."""
     try:
-        request = json.loads(file.read_bytes())
+        request = json.loads(read_regular(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):

@@ -372,7 +372,7 @@ def resolve_settings(
     Args:
         environment: name or path; beats the file's.
         file: YAML in our sections or in the seeds' format.
-        edits: `section.field=value`, or a bare field where only one section has it; values are YAML.
+        edits: `section.field=value`, or a bare field where only one section has it; its type reads the value.
         base: settings to start from instead of the defaults (a resumed run's).
         changes: edits whose values are typed (JSON), by the same names.
         policy: what the operator locks and caps; default: the policy in force.

@@ -27,7 +27,7 @@ from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_en
 from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
-from halteres.files import replace_file
+from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.logins import passwords_in
 from halteres.process import Ended, run_caught
 
@@ -299,8 +299,8 @@ def _file(key: str) -> Path:
 def _recall(key: str) -> Any:
     """What was remembered under this key, by whichever process; None where nothing was."""
     try:
-        return json.loads(_file(key).read_bytes())
-    except (OSError, ValueError):
+        return json.loads(read_regular(_file(key)))
+    except (OSError, *NOT_JSON):
         return None
 
 

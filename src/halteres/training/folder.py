@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
+from halteres.files import read_regular
 from halteres.observe.metrics import read_rows
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class RunFolder:
     def _read(self, name: str, read: Callable[[bytes], T]) -> T:
         file = self.path / name
         try:
-            return read(file.read_bytes())
+            return read(read_regular(file))
         except OSError as error:
             raise NotFound(
                 f"{file} cannot be read.",
