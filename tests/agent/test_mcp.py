@@ -123,7 +123,7 @@ async def test_pictures_follow_the_text(revision: str, monkeypatch: pytest.Monke
     [
         ("rl_invented", {}, "invalid_arguments"),
         ("rl_list_runs", {"limits": 3}, "invalid_arguments"),
-        ("rl_list_runs", {"limit": "3"}, "invalid_arguments"),
+        ("rl_list_runs", {"limit": "three"}, "invalid_arguments"),
         ("rl_health_check", {}, "internal"),
     ],
 )

@@ -23,6 +23,9 @@ from halteres.errors import UserError
 NO_TEXT: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters that no name, path or file can hold: NUL, and halves of a surrogate pair."""
 
+RUNS: Final = ("run_id", "run_ids", "resume_from")
+"""Arguments that name runs, which are looked up in a list: what no run is called is not found."""
+
 EXACT: Final = 2**53  # below it a JSON number that is whole is one integer
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -52,7 +55,7 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
     found = ReadArguments()
     schema = schema_of(tool.arguments)
     for name, value in given.items():
-        for text in _texts(value):
+        for text in () if name in RUNS else _texts(value):
             if NO_TEXT.search(text):
                 why = "It holds a NUL character, or half of a surrogate pair."
                 raise UserError(f"{tool.name} cannot use '{name}'.", why, "Send it without.", field=name)
