@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -244,8 +245,44 @@ class Scored:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+MOST_PARTS = 2**20
+"""Lists, objects and their fields in one body: each takes 60 to 100 bytes and up to a microsecond, and is two bytes of
+the body. Numbers count nothing."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+class _Item(msgspec.Struct, gc=False):
+    """What each item of a list must have at least."""
+
+    tokens: Raw
+    masks: Raw
+    scores: Raw
+
+
+_items = msgspec.json.Decoder(list[_Item])
+
+
+def check_parts(body: bytes) -> None:
+    """Raise Unprocessable where a body has more than MOST_PARTS parts: before any of them is made."""
+    if len(body) < 2 * MOST_PARTS or _num_parts(body) <= MOST_PARTS:
+        return
+    # Texts may hold as many brackets as they like.
+    if _num_parts(_TEXT.sub(b"", body)) > MOST_PARTS:
+        text = (
+            f"A body, which is read value by value, may hold {MOST_PARTS} lists, objects and fields: "
+            "send fewer groups at once."
+        )
+        raise Unprocessable([{"type": "value_error", "loc": ["body"], "msg": text}])
+
+
+def _num_parts(body: bytes) -> int:
+    return sum(body.count(mark) for mark in (b"[", b"{", b":"))
+
+
 def parse(body: bytes, key: str | None = None) -> Scored:
     """Read one posted group. Raises Unprocessable, or RecursionError where it nests too deeply."""
+    check_parts(body)
     return _scored(body, key, *(read_strictly(body) or read_leniently(body)))
 
 
@@ -268,8 +305,14 @@ async def read_list(body: bytes) -> list[Scored]:
 
 def parse_list(body: bytes) -> list[Scored]:
     """Read a list of posted groups; one that does not fit refuses them all. Raises as `parse` does."""
+    check_parts(body)
     try:
+        if len(body) > LARGE:
+            # Ends at the first item that is no group: of any others there may be one in two bytes.
+            _items.decode(body)
         bodies: list[Any] = msgspec.json.decode(body, type=list[Raw])
+    except msgspec.ValidationError as error:
+        raise refusal(error, "body") from error
     except UNREADABLE as error:
         values = read_values(body)
         if not isinstance(values, list):

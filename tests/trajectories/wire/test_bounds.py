@@ -11,7 +11,7 @@ import pytest
 
 from halteres.errors import HalteresError
 from halteres.trajectories import posted_group
-from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, parse, parse_list
+from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, MOST_PARTS, parse, parse_list
 from halteres.trajectories.schema import Unprocessable
 
 LOTS = 300_000
@@ -144,3 +144,40 @@ def seen_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("read_strictly", "read_leniently"):
         monkeypatch.setattr(posted_group, name, watched(getattr(posted_group, name)))
     return threads
+
+
+MANY_PARTS = 2 * MOST_PARTS
+
+BOMBS = {
+    "empty rows": group(tokens="[" + "[]," * MANY_PARTS + "[]]"),
+    "empty objects": group(overrides="[" + "{}," * MANY_PARTS + "{}]"),
+    "anything": group(images="[" + "[]," * MANY_PARTS + "[]]"),
+    "fields": group(group_overrides="{" + '"":1,' * MANY_PARTS + '"":1}'),
+    "unknown": group(unknown="[" + "{}," * MANY_PARTS + "{}]"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_body_of_millions_of_lists_or_objects_is_refused_before_one_is_made(bomb: str) -> None:
+    """Sixteen megabytes of them held everybody's answers for twelve seconds."""
+    for read, body in ((parse, BOMBS[bomb]), (parse_list, b"[" + BOMBS[bomb] + b"]")):
+        with pytest.raises(Unprocessable) as refused:
+            read(body)
+        assert refused.value.problems[0]["loc"] == ["body"]
+
+
+@pytest.mark.parametrize("item", ["{}", "1", '""', "[]", "null", '{"tokens":1}'])
+def test_a_long_list_of_what_is_no_group_ends_at_its_first_item(item: str) -> None:
+    body = f"[{','.join([item] * 1_000_000)}]".encode()
+    with pytest.raises(Unprocessable) as refused:
+        parse_list(body)
+    assert refused.value.problems[0]["loc"][:1] == ["body"]
+    assert len(refused.value.problems) == 1
+
+
+def test_a_text_may_hold_as_many_brackets_as_it_likes() -> None:
+    text = r"\"[{:" * MOST_PARTS
+    body = group(messages=f'[[{{"role":"user","content":"{text}"}}]]')
+    assert len(body) > 2 * MOST_PARTS
+    assert parse(body).problem is None
+    assert [one.problem for one in parse_list(b"[" + body + b"]")] == [None]
