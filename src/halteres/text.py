@@ -57,7 +57,7 @@ class Tokenizer:
             config = _tokenizer_config(folder)
             self.specials = _specials(config)
             ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}
-            self.eos_token_ids = named_end_tokens(folder) or _as_ids(ids.get("eos_token"))
+            self.eos_token_ids = _named_end_tokens(folder) or _as_ids(ids.get("eos_token"))
             self._templates = read_templates(_template_files(folder) or config.get("chat_template"))
         self.pad_token_id = ids.get("pad_token")
 
@@ -217,22 +217,23 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 
     InvalidData where a file cannot be read.
     """
-    if (named := named_end_tokens(folder)) or not (folder / "tokenizer.json").is_file():
+    with _readable(folder):
+        named = _named_end_tokens(folder)
+    if named or not (folder / "tokenizer.json").is_file():
         return named
     return load_tokenizer(str(folder)).eos_token_ids
 
 
-def named_end_tokens(folder: Path) -> tuple[int, ...]:
+def _named_end_tokens(folder: Path) -> tuple[int, ...]:
     """The end tokens that a model's settings name: generation_config.json, or else config.json.
 
     transformers' `generate` reads the second where the first is missing; where the first says null, nothing would end
     an answer there, and the second is read here, too.
     """
-    with _readable(folder):
-        config = _json(folder / "config.json")
-        inner = config.get("text_config")
-        places = (_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {})
-        return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
+    config = _json(folder / "config.json")
+    inner = config.get("text_config")
+    places = (_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {})
+    return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
 
 
 def _as_ids(value: object) -> tuple[int, ...]:

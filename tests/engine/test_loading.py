@@ -76,6 +76,18 @@ def test_what_a_folder_lacks_is_never_random(family: Path, case: str, capsys: py
     assert printed(family, capsys)["why"] == refused.value.why
 
 
+@pytest.mark.parametrize("changed", [{"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}])
+def test_layers_that_config_json_leaves_out_are_not_left_out_in_silence(
+    model_folder: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(model_folder, tmp_path / "a"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(InvalidConfig) as refused:
+        load(folder)
+    assert "model.layers.2." in refused.value.why
+
+
 def test_a_tied_head_is_nothing_that_a_folder_lacks(model_folder: Path) -> None:
     assert "lm_head.weight" not in load_file(model_folder / "model.safetensors")
     assert load(model_folder).vocabulary == 672

@@ -89,6 +89,7 @@ def test_chat_templates_with_names_go_where_the_tokenizer_goes(store: ModelStore
     [
         ({}, True),
         ({"generation_config.json": {"eos_token_id": None}}, True),
+        ({"generation_config.json": {"eos_token_id": 672}}, False),
         ({"generation_config.json": {}, "config.json": {"eos_token_id": None}}, True),
         (
             {

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from halteres.models.shape import FAMILIES, NotWhole, own_tensors, read_config, read_shape, weight_files
@@ -66,6 +67,18 @@ INCOMPLETE: dict[str, tuple[Change, dict[str, Any], str]] = {
     "more layers by config.json": (without("none"), {"num_hidden_layers": 10**9}, "model.layers.4."),
     "another vocabulary": (without("none"), {"vocab_size": 700}, r"\[672, 128\], and by config.json \[700, 128\]"),
     "other heads": (without("none"), {"head_dim": 64}, "self_attn.q_proj.weight"),
+    "fewer layers by config.json": (
+        without("none"),
+        {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+        r"have model\.layers\.2\.",
+    ),
+    "biases that config.json does not name": (
+        lambda found: {**found, "model.layers.0.self_attn.q_proj.bias": np.zeros(128, np.float32)},
+        {},
+        "q_proj.bias",
+    ),
+    "whole numbers": (lambda found: {name: one.astype(np.int8) for name, one in found.items()}, {}, "of the type I8"),
+    "a text for a tied head": (without("none"), {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
     "nothing": (lambda _: {}, {}, "model.embed_tokens.weight"),
 }
 
@@ -75,8 +88,14 @@ def test_a_folder_that_lacks_weights_of_its_model_has_no_shape_and_the_first_are
     change, config, says = INCOMPLETE[case]
     change_weights(own, change)
     edit(own / "config.json", **config)
-    with pytest.raises(NotWhole, match=says):
+    with pytest.raises(ValueError, match=says):
         read_shape(own)
+
+
+def test_frequencies_that_older_models_have_in_each_layer_are_no_surplus(own: Path) -> None:
+    frequencies = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32) for n in range(4)}
+    change_weights(own, lambda found: {**found, **frequencies})
+    assert read_shape(own).layers == 4
 
 
 @pytest.mark.parametrize(
@@ -94,9 +113,10 @@ def test_quantised_weights_are_refused_by_the_field_that_says_so(own: Path, conf
         read_shape(own)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "deep", "binary", "list"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "deep", "binary", "list", "mark"])
 def test_a_config_that_cannot_be_read_is_a_sentence_that_names_it(own: Path, kind: str) -> None:
     file = own / "config.json"
+    content = file.read_bytes()
     file.unlink()
     match kind:
         case "fifo":
@@ -107,6 +127,8 @@ def test_a_config_that_cannot_be_read_is_a_sentence_that_names_it(own: Path, kin
             file.mkdir()
         case "deep":
             file.write_text('{"a":' * 5000 + "1" + "}" * 5000)
+        case "mark":
+            file.write_bytes(b"\xef\xbb\xbf" + content)
         case "binary":
             file.write_bytes(b"\xff\xfe\x00{")
         case _:

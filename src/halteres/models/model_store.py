@@ -224,7 +224,7 @@ class ModelStore:
             folder=folder,
             shape=shape,
             tokenizer_names=self._found_as(name),
-            ends=bool(Tokenizer(folder).eos_token_ids),
+            ends=any(token < shape.vocabulary for token in Tokenizer(folder).eos_token_ids),
         )
 
     def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:

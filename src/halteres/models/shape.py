@@ -8,15 +8,16 @@ anything.
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from halteres.files import read_json
+from halteres.files import open_regular, read_json
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 """`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
@@ -29,6 +30,20 @@ EMBEDDING, HEAD, SCORE = "model.embed_tokens.weight", "lm_head.weight", "score.w
 FEW = 3  # missing tensors that an error names
 
 Sizes = tuple[int, ...]  # of a tensor's dimensions
+PLAIN = ("F64", "F32", "F16", "BF16")
+"""Types of weights, as safetensors writes them."""
+
+BUFFER = ".rotary_emb.inv_freq"
+"""What older models have in each layer and compute anew: nothing that a folder may not have."""
+
+LAYERS = "model.layers."
+
+
+class Header(NamedTuple):
+    """What a weight file says of a tensor."""
+
+    sizes: Sizes
+    dtype: str  # safetensors' word
 
 
 class NotWhole(ValueError):
@@ -105,11 +120,13 @@ def read_shape(folder: Path) -> ModelShape:
 
     check_unquantised(config)
     heads, width = number("num_attention_heads"), number("hidden_size")
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool | None):
+        raise ValueError(f"config.json says tie_word_embeddings: {tied!r}")
     files = weight_files(folder)
-    tensors: dict[str, Sizes] = {}
+    tensors: dict[str, Header] = {}
     for file in files:
-        tensors |= tensor_sizes(file)
+        tensors |= tensor_headers(file)
     shape = ModelShape(
         family=str(config.get("model_type")),
         architecture=_architecture(config),
@@ -121,8 +138,8 @@ def read_shape(folder: Path) -> ModelShape:
         kv_heads=number("num_key_value_heads", heads),
         head_width=number("head_dim", width // heads),
         context=number("max_position_embeddings"),
-        tied=tied,
-        parameters=sum(math.prod(sizes) for name, sizes in tensors.items() if not (tied and name == HEAD)),
+        tied=bool(tied),
+        parameters=sum(math.prod(one.sizes) for name, one in tensors.items() if not (tied and name == HEAD)),
         size_bytes=sum(file.stat().st_size for file in files),
     )
     if shape.family in FAMILIES:
@@ -131,8 +148,13 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """The config.json of a model's folder. ValueError where it cannot be read."""
-    return read_json(folder / "config.json", dict[str, Any])
+    """The config.json of a model's folder. ValueError where it cannot be read, also by transformers."""
+    file = folder / "config.json"
+    config = read_json(file, dict[str, Any])
+    with open_regular(file) as stream:
+        if stream.read(len(BOM_UTF8)) == BOM_UTF8:
+            raise ValueError(f"{file} begins with a byte order mark, which transformers refuses: save it without")
+    return config
 
 
 def check_unquantised(config: Mapping[str, Any]) -> None:
@@ -169,11 +191,12 @@ def weight_files(folder: Path) -> list[Path]:
     raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
 
-def tensor_sizes(file: Path) -> dict[str, Sizes]:
+def tensor_headers(file: Path) -> dict[str, Header]:
     """The tensors in a safetensors file, by its header. ValueError where it is cut off, or none."""
     try:
         with safe_open(file, "numpy") as weights:
-            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+            return {name: Header(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{file} is cut off, or no safetensors file: {error}") from error
 
@@ -233,21 +256,28 @@ def num_outputs_of(config: Mapping[str, Any]) -> int:
     return config.get("num_labels", 2)  # transformers' default
 
 
-def _check_tensors(shape: ModelShape, config: Mapping[str, Any], found: Mapping[str, Sizes]) -> None:
-    """NotWhole with the first tensors that the files lack, or have in another shape."""
+def _check_tensors(shape: ModelShape, config: Mapping[str, Any], found: Mapping[str, Header]) -> None:
+    """NotWhole with the first tensors that the files lack, or that are not what config.json says."""
     # A folder saved from the model below the head has no `model.` before its names.
-    there = {f"model.{name}": sizes for name, sizes in found.items()} | dict(found)
+    prefix = "" if any(name.startswith("model.") for name in found) else "model."
+    there = {name if name in (HEAD, SCORE) else prefix + name: one for name, one in found.items()}
     if shape.tied and HEAD in there:
         there.setdefault(EMBEDDING, there[HEAD])
-    expected = own_tensors(shape, config)  # as many as config.json likes: it is followed only as far as is needed
-    wrong = list(islice(((name, sizes) for name, sizes in expected if there.get(name) != sizes), FEW))
-    if not wrong:
-        return
-    if missing := [name for name, _ in wrong if name not in there]:
-        most = f" (they hold {len(found)} tensors, '{next(iter(found))}' for example)" if found else ""
-        raise NotWhole(f"its weight files lack {', '.join(missing)}{most}")
-    name, sizes = wrong[0]
-    raise NotWhole(f"its tensor {name} is {list(there[name])}, and by config.json {list(sizes)}")
+    # As many as config.json likes: they are followed only as far as is needed.
+    missing = list(islice((name for name, _ in own_tensors(shape, config) if name not in there), FEW))
+    if missing:
+        example = f", '{next(iter(found))}' for example" if found else ""
+        raise NotWhole(f"its weight files lack {', '.join(missing)} (they hold {len(found)} tensors{example})")
+    expected = dict(own_tensors(shape, config))
+    for name, sizes in expected.items():
+        if there[name].sizes != sizes:
+            own = list(there[name].sizes)
+            raise NotWhole(f"its tensor {name} is {own}, and by config.json {list(sizes)}")
+        if there[name].dtype not in PLAIN:
+            raise NotWhole(f"its tensor {name} is of the type {there[name].dtype}, which is none of {', '.join(PLAIN)}")
+    surplus = (name for name in there if name.startswith(LAYERS) and not name.endswith(BUFFER))
+    if other := next((name for name in surplus if name not in expected), None):
+        raise NotWhole(f"its weight files have {other}, and the model of config.json has none")
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from halteres.engine.protocol import LoraConfig
 from halteres.engine.shapes import State, check_shape, check_unlinked, foreign_shape, read_state
 from halteres.errors import Conflict, InvalidData, NotFound, UserError, shortened
 from halteres.files import UnreadableFile, read_json
-from halteres.models.shape import HEAD, tensor_sizes, weight_files
+from halteres.models.shape import HEAD, tensor_headers, weight_files
 from halteres.service.keys import LOCAL, Tenant
 from halteres.service.keys import checked_name as checked_tenant
 
@@ -221,7 +221,7 @@ def copy_adapter(source: Path, target: Path, *, for_tinker: Path | None = None) 
 def has_own_head(base: Path) -> bool:
     """Whether the files of a base model hold a weight of the unembedding, or it is tied to the embedding."""
     try:
-        return any(HEAD in tensor_sizes(file) for file in weight_files(base))
+        return any(HEAD in tensor_headers(file) for file in weight_files(base))
     except (OSError, ValueError) as error:
         raise InvalidData(f"The base model in {base} cannot be read.", f"{error}.", "Download it again.") from error
 

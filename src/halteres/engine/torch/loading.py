@@ -18,7 +18,7 @@ import torch
 from halteres.engine.torch.model import BaseModel, extract, understands
 from halteres.engine.torch.transformers_model import wrap
 from halteres.errors import HalteresError, InvalidConfig, NotFound, as_failure, boundary
-from halteres.models.shape import FEW, check_unquantised, read_config
+from halteres.models.shape import BUFFER, FAMILIES, FEW, LAYERS, check_unquantised, read_config
 from halteres.text import end_tokens
 
 
@@ -63,6 +63,8 @@ def _read(folder: Path, **how: Any) -> tuple[Any, Any]:
         found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **how, **asked)
         model, report = found
     refuse_missing(folder, report["missing_keys"])
+    if config.model_type in FAMILIES:
+        refuse_surplus(folder, report["unexpected_keys"])
     return config, model
 
 
@@ -74,6 +76,18 @@ def refuse_missing(folder: Path, missing: Collection[str]) -> None:
             f"The model in {folder} is not whole.",
             f"Its files lack {len(missing)} of its weights, {first} first; they would be random, anew at each start.",
             "Download or save it again: every name in its weight files must be one of the model's.",
+        )
+
+
+def refuse_surplus(folder: Path, surplus: Collection[str]) -> None:
+    """InvalidConfig where the layers in a model's files have more than its config.json says, so that not all would be
+    computed."""
+    layers = sorted(name for name in surplus if LAYERS in name and not name.endswith(BUFFER))
+    if layers:
+        raise InvalidConfig(
+            f"The model in {folder} is not what its config.json says.",
+            f"Its files have {len(layers)} tensors of layers that its model has not, {layers[0]} first.",
+            "Take config.json and weights from one place.",
         )
 
 
