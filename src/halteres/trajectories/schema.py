@@ -77,6 +77,13 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: Bounded | None = None
     updates_per_batch: Count = 1  # policy versions that one batch may make
 
+    def __post_init__(self) -> None:
+        """Refuse half a surrogate pair, which an escape of JSON may write: no store has a place for it."""
+        for name in ("wandb_group", "wandb_project", "checkpoint_dir", "run_id"):
+            text: str = getattr(self, name) or ""
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise ValueError(f"`{name}` holds half a character: it is no valid Unicode")
+
     def checked(self) -> Self:
         """Itself.
 

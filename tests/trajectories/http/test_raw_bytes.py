@@ -136,6 +136,17 @@ async def test_no_body_makes_a_5xx(busy: ServerFixture, method: str, path: str) 
         assert answer.status_code < 500, (body[:200], answer.text)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff", "\0", "\N{PILE OF POO}", "x" * 5000])
+@pytest.mark.parametrize(
+    ("path", "whole"), [("/register", {**TRAINER, "run_id": "r"}), ("/register-env", ENV), ("/scored_data", group(2))]
+)
+async def test_no_text_in_a_body_makes_a_5xx(busy: ServerFixture, path: str, whole: dict[str, Any], text: str) -> None:
+    """Half a character was a failure of the store: clients asked again without end."""
+    for name in whole:
+        answer = await busy.http.request("POST", path, content=json.dumps({**whole, name: text}).encode())
+        assert answer.status_code < 500, (name, answer.text)
+
+
 @EVERY_ROUTE
 async def test_no_query_no_header_and_no_method_makes_a_5xx(busy: ServerFixture, method: str, path: str) -> None:
     for query in QUERIES:
