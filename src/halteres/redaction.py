@@ -87,10 +87,11 @@ class Redactor:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
         in its own place struck out whatever it is."""
         values = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
-        return (Redactor({*self._secrets, *values}) if values else self)._struck(value)
+        return (Redactor({*self._secrets, *values}) if values else self).in_place(value)
 
-    def _struck(self, value: Any, *, in_task: bool = False) -> Any:
-        """`in_task`: no name in there is one of a setting."""
+    def in_place(self, value: Any, *, in_task: bool = False) -> Any:
+        """A JSON value of which each secret is struck out where it stands, and in no other text. `in_task`: no name in
+        there is one of a setting."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -98,11 +99,11 @@ class Redactor:
             return {
                 self.text(str(name)): _blank(item)
                 if name in secret
-                else self._struck(item, in_task=in_task or name == _TASK)
+                else self.in_place(item, in_task=in_task or name == _TASK)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._struck(item, in_task=in_task) for item in value]
+            return [self.in_place(item, in_task=in_task) for item in value]
         return value
 
 
@@ -113,7 +114,7 @@ def without_secrets(settings: Any) -> Any:
     >>> without_secrets({"judge_key": "x", "model": "http://any:KEY@HOST", "note": "x"})
     {'judge_key': '***', 'model': 'http://any:***@HOST', 'note': 'x'}
     """
-    return Redactor([])._struck(settings)
+    return Redactor([]).in_place(settings)
 
 
 def _secret_names(value: Mapping[Any, Any]) -> set[Any]:

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from halteres.clients.json_client import Refused, get_json, post_bytes, post_json
-from halteres.errors import InvalidConfig, NotReady
+from halteres.clients.json_client import JsonClient, Refused, get_json, post_bytes, post_json
+from halteres.errors import InvalidConfig, NotFound, NotReady
 
 ANSWERS = {
     "/object": (200, b'{"a": 1}'),
@@ -30,7 +30,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(200, json.dumps({"given": given}).encode())
+        answer = {"by": self.headers["Authorization"]} if self.path == "/whoami" else {"given": given}
+        self._answer(200, json.dumps(answer).encode())
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -88,3 +89,28 @@ def test_no_usable_answer_is_not_ready(url: str) -> None:
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="no service address"):
         get_json("file:///etc/hosts", 5)
+
+
+@pytest.mark.parametrize(
+    ("login", "key", "sent"),
+    [
+        ("", "", None),
+        ("any:s3cr3t%2F1@", "", "Basic YW55OnMzY3IzdC8x"),
+        ("any:s3cr3t@", "k", "Bearer k"),
+    ],
+)
+async def test_a_login_in_a_servers_address_is_sent_and_is_no_part_of_the_address(
+    url: str, login: str, key: str, sent: str | None
+) -> None:
+    root = url.replace("://", f"://{login}")
+    async with JsonClient(root, api_key=key, timeout_s=5, ready_within_s=0) as client:
+        assert (client.root, (await client.post_when_ready("/whoami", {}))["by"]) == (url, sent)
+
+
+async def test_no_error_of_a_client_names_the_login_of_its_server() -> None:
+    root = "http://any:s3cr3t@127.0.0.1:9"
+    async with JsonClient(root, timeout_s=5, ready_within_s=0, waits_for_start=False) as client:
+        with pytest.raises(NotFound) as missing:
+            await client.get("/health")
+    shown = f"{missing.value.what} {missing.value.why} {missing.value.__cause__}"
+    assert "127.0.0.1:9" in shown and "s3cr3t" not in shown

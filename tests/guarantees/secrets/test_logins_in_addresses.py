@@ -71,9 +71,9 @@ def planted() -> Settings:
     run = dict.fromkeys(texts_of(RunSettings, "environment", "on_drift", "sinks", "tags"), ADDRESS)
     inference = dict.fromkeys(texts_of(InferenceSettings, "dtype", "device", "engine"), ADDRESS)
     return Settings(
-        run=RunSettings.model_construct(**run, environment="arithmetic", tags=(ADDRESS,)),
+        run=RunSettings.model_validate({**run, "environment": "arithmetic", "tags": (ADDRESS,)}),
         env=env,
-        inference=InferenceSettings.model_construct(**inference),
+        inference=InferenceSettings.model_validate(inference),
         trainer=TrainerSettings(),
     )
 
