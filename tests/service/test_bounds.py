@@ -250,6 +250,23 @@ async def test_a_text_longer_than_the_model_reads_is_refused_before_it_is_tokeni
     assert not encoded
 
 
+async def test_too_many_prompts_and_tokens_that_no_model_reads_are_refused_before_any_is_made(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = list[str]()
+    monkeypatch.setattr(Tokenizer, "encode", lambda _, text, **__: encoded.append(text) or [5])
+    for path, body, said in (
+        ("/v1/completions", {"prompt": ["x"] * 1025}, "1025 prompts"),
+        ("/generate", {"text": ["x"] * 1025}, "1025 prompts"),
+        ("/v1/completions", {"prompt": []}, "0 prompts"),
+        ("/v1/completions", {"prompt": ["x", [5] * 2**18]}, "262144 tokens"),
+        ("/generate", {"input_ids": [5] * 2**18}, "262144 tokens"),
+    ):
+        status, answer = await scene.ask(path, **body)
+        assert (status, said in str(answer)) == (400, True), answer
+    assert encoded == ["x"]
+
+
 async def test_a_chat_template_runs_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the model's own code."""
     threads = list[threading.Thread]()

@@ -93,12 +93,13 @@ class Prompt:
 
     @staticmethod
     def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
-        """A text, of at most so many characters, or tokens. `special`: whether a text gets the tokens that begin and
-        end one; None: unless it begins so already."""
+        """A text, of at most so many characters, or as many tokens. `special`: whether a text gets the tokens that
+        begin and end one; None: unless it begins so already."""
+        unit = "characters" if isinstance(given, str) else "tokens"
+        if len(given) > longest:
+            raise InvalidData(f"A prompt has {len(given)} {unit}.", f"{longest} are the limit.", "Shorten it.")
         if not isinstance(given, str):
             return Prompt(tokens=given)
-        if len(given) > longest:
-            raise InvalidData(f"A prompt has {len(given)} characters.", f"{longest} are the limit.", "Shorten it.")
         begins = tokenizer.specials.get("bos_token")
         added = not (begins and given.startswith(begins)) if special is None else special
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
