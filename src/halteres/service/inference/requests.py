@@ -24,11 +24,15 @@ import msgspec
 from halteres.errors import InvalidData, shortened
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.wire.bodies import MOST_STOPS
 from halteres.text import Tokenizer
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely tokens; 256 is the engine's limit
+
+
+AFewStops = msgspec.Meta(max_length=MOST_STOPS)
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -39,8 +43,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: TokenId = -1
-    stop: str | TokenId | list[str | TokenId] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | TokenId | Annotated[list[str | TokenId], AFewStops] | None = None
+    stop_token_ids: Annotated[list[TokenId], AFewStops] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
