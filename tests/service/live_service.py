@@ -35,8 +35,9 @@ class InProcess:
     def __init__(self, *, exact: bool = True) -> None:
         self.restarts, self.pid = 0, None
         self.state, self.failure = "ready", None
-        self._changed, self._exact = asyncio.Condition(), exact
-        self.scripted = ScriptedEngine(BASE.folder, BASE.name, exact=exact)
+        self._changed = asyncio.Condition()
+        self._options: dict[str, bool] = {} if exact else {"exact": False}
+        self.scripted = ScriptedEngine(BASE.folder, BASE.name, **self._options)
 
     @property
     def engine(self) -> Engine:
@@ -63,7 +64,7 @@ class InProcess:
         """The engine is gone, and another starts."""
         self.failure: HalteresError | None = NotReady("The engine (process 1) died.")
         await self.scripted.close()
-        self.scripted = ScriptedEngine(BASE.folder, BASE.name, exact=self._exact)
+        self.scripted = ScriptedEngine(BASE.folder, BASE.name, **self._options)
         self.restarts += 1
 
 

@@ -13,11 +13,12 @@ import zstandard
 from deadlines import until
 
 from halteres import errors
-from halteres.errors import nearest
+from halteres.errors import InvalidData, nearest
 from halteres.models import TINY
 from halteres.service.inference import requests
 from halteres.service.inference.openai import CompletionAnswer
 from halteres.service.limits import LONG, MOST_THREADS, Threads
+from halteres.service.sampling.samples import params_of
 from halteres.service.service import Options
 from halteres.service.wire import bodies, results
 from halteres.text import Tokenizer
@@ -248,6 +249,34 @@ async def test_a_text_longer_than_the_model_reads_is_refused_before_it_is_tokeni
         status, answer = await scene.ask(path, **body)
         assert (status, "characters" in str(answer)) == (400, True)
     assert not encoded
+
+
+async def test_too_many_prompts_and_tokens_that_no_model_reads_are_refused_before_any_is_made(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = list[str]()
+    monkeypatch.setattr(Tokenizer, "encode", lambda _, text, **__: encoded.append(text) or [5])
+    for path, body, said in (
+        ("/v1/completions", {"prompt": ["x"] * 1025}, "1025 prompts"),
+        ("/generate", {"text": ["x"] * 1025}, "1025 prompts"),
+        ("/v1/completions", {"prompt": []}, "0 prompts"),
+        ("/v1/completions", {"prompt": ["x", [5] * 2**18]}, "262144 tokens"),
+        ("/generate", {"input_ids": [5] * 2**18}, "262144 tokens"),
+    ):
+        status, answer = await scene.ask(path, **body)
+        assert (status, said in str(answer)) == (400, True), answer
+    assert encoded == ["x"]
+
+
+async def test_a_list_of_very_many_stops_is_refused(scene: LiveService) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "1", "stop": ["a"] * 1025}),
+        ("/v1/completions", {"prompt": "1", "stop_token_ids": [5] * 1025}),
+        ("/generate", {"text": "1", "sampling_params": {"stop_token_ids": [5] * 1025}}),
+    ):
+        assert (await scene.ask(path, **body))[0] == 400
+    with pytest.raises(InvalidData, match="1025 texts and tokens"):
+        params_of(bodies.Sampling(stop=[5] * 1025), 0)
 
 
 async def test_a_chat_template_runs_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,10 +176,10 @@ CROWDED = """
 import asyncio, logging, resource, sys
 import uvicorn
 from starlette.responses import Response
-from halteres.loopback import LoopErrors, Server, open_listener
+from halteres.loopback import Server, open_listener
 resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
 logging.basicConfig(stream=sys.stderr)
-config = uvicorn.Config(Response("here"), lifespan="off", ws="none", access_log=False)
+config = uvicorn.Config(Response("here"), lifespan="off", ws="none", log_config=None)
 bound = open_listener(0)
 print(bound.getsockname()[1], flush=True)
 asyncio.run(Server(config).serve(sockets=[bound]))

@@ -234,12 +234,20 @@ class Inference:
         """What may take long to make, beside the requests that wait; small things are made at once."""
         return await self._service.threads.run(call.tenant, size, make)
 
-    async def prompts(self, call: Call, given: list[str | list[int]], special: bool | None = None) -> list[Prompt]:
-        """Texts or tokens as prompts; a text that no model reads is refused."""
+    async def prompts(
+        self, call: Call, given: Callable[[], list[str | list[int]]], special: bool | None = None
+    ) -> list[Prompt]:
+        """Texts or tokens as prompts; too many of them, and one that no model reads, are refused before a text is
+        tokenised."""
         longest = await self._longest_text()
-        return await self.in_thread(
-            call, lambda: [Prompt.of(one, self.tokenizer, longest, special) for one in given], len(call.body)
-        )
+
+        def made() -> list[Prompt]:
+            found = given()
+            if not 1 <= len(found) <= MAX_PROMPTS:
+                raise InvalidData(f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
+            return [Prompt.of(one, self.tokenizer, longest, special) for one in found]
+
+        return await self.in_thread(call, made, len(call.body))
 
     async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
         """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs in a thread."""
@@ -361,9 +369,7 @@ class Inference:
 
     def _checked(self, request: InferenceRequest, most_logprobs: int) -> int:
         """The seed of the first prompt of a request that is not too large."""
-        count, sequences = len(request.prompts), len(request.prompts) * request.sampling.n
-        if not 1 <= count <= MAX_PROMPTS:
-            raise InvalidData(f"The request has {count} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
+        sequences = len(request.prompts) * request.sampling.n
         if sequences > MAX_SEQUENCES:
             raise InvalidData(f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}.")
         if request.num_prompt_logprobs > most_logprobs:

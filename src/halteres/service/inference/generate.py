@@ -117,13 +117,13 @@ async def generate(inference: Inference, call: Call) -> Response:
     if isinstance(body, Sglang):
         top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
         weights = inference.weights(body.model, call.run, call.tenant, body.policy_version)
-        prompts, of_prompt = await inference.prompts(call, body.prompts), top if start >= 0 else None
+        prompts, of_prompt = await inference.prompts(call, lambda: body.prompts), top if start >= 0 else None
         request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
         return await respond(inference, request, SglangAnswer(inference.tokenizer, body), stream=body.stream)
     if body.best_of not in (None, body.n):
         raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
     weights = inference.weights(body.model, call.run, call.tenant)
-    prompts = await inference.prompts(call, [body.one_prompt])
+    prompts = await inference.prompts(call, lambda: [body.one_prompt])
     request = InferenceRequest(call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs)
     return await respond(inference, request, VllmAnswer(inference.tokenizer, body), stream=body.stream)
 

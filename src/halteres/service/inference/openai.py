@@ -213,7 +213,7 @@ async def completions(inference: Inference, call: Call) -> Response:
     """POST v1/completions."""
     body = await inference.read(call, Completions, COMPLETIONS)
     inference.best_of.check(body.reward_model)
-    prompts = await inference.prompts(call, several(body.prompt, "prompt"), body.add_special_tokens)
+    prompts = await inference.prompts(call, lambda: several(body.prompt, "prompt"), body.add_special_tokens)
     of_prompt = body.prompt_logprobs
     if body.echo and body.top is not None:
         of_prompt = max(body.top, of_prompt or 0)

@@ -24,12 +24,16 @@ import msgspec
 from halteres.errors import InvalidData
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
+from halteres.service.wire.bodies import MOST_STOPS
 from halteres.text import Tokenizer
 from halteres.text import text_of as plain_text
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely tokens; 256 is the engine's limit
+
+
+AFewStops = msgspec.Meta(max_length=MOST_STOPS)
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -40,8 +44,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: TokenId = -1
-    stop: str | TokenId | list[str | TokenId] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | TokenId | Annotated[list[str | TokenId], AFewStops] | None = None
+    stop_token_ids: Annotated[list[TokenId], AFewStops] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -94,12 +98,13 @@ class Prompt:
 
     @staticmethod
     def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
-        """A text, of at most so many characters, or tokens. `special`: whether a text gets the tokens that begin and
-        end one; None: unless it begins so already."""
+        """A text, of at most so many characters, or as many tokens. `special`: whether a text gets the tokens that
+        begin and end one; None: unless it begins so already."""
+        unit = "characters" if isinstance(given, str) else "tokens"
+        if len(given) > longest:
+            raise InvalidData(f"A prompt has {len(given)} {unit}.", f"{longest} are the limit.", "Shorten it.")
         if not isinstance(given, str):
             return Prompt(tokens=given)
-        if len(given) > longest:
-            raise InvalidData(f"A prompt has {len(given)} characters.", f"{longest} are the limit.", "Shorten it.")
         begins = tokenizer.specials.get("bos_token")
         added = not (begins and given.startswith(begins)) if special is None else special
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)

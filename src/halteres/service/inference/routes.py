@@ -152,7 +152,7 @@ async def tokenize(inference: Inference, call: Call) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
     if body.messages is None:
-        [prompt] = await inference.prompts(call, [body.prompt or ""], body.add_special_tokens)
+        [prompt] = await inference.prompts(call, lambda: [body.prompt or ""], body.add_special_tokens)
     else:
         chat = Chat(
             messages=body.messages,

@@ -25,7 +25,7 @@ from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
 from halteres.service.sampling.samplers import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
-from halteres.service.wire.bodies import Drawn, Sample, Sampling, read
+from halteres.service.wire.bodies import MOST_STOPS, Drawn, Sample, Sampling, read
 from halteres.service.wire.results import ExtraOutputs, extra_outputs_of, write_sample
 
 TOKEN_BYTES = 4
@@ -320,6 +320,8 @@ def params_of(body: Sampling, seed: int) -> SamplingParams:
     """The engine's sampling parameters. `stop` as text stops at text and at the model's end token; as token ids it
     replaces the end token; an empty list disables every stop."""
     stop = [body.stop] if isinstance(body.stop, str | int) else body.stop
+    if len(stop or ()) > MOST_STOPS:
+        raise InvalidData(f"stop has {len(stop or ())} texts and tokens.", f"{MOST_STOPS} are the limit.")
     strings = tuple(one for one in stop or () if isinstance(one, str))
     tokens = tuple(one for one in stop or () if isinstance(one, int))
     if any(not text for text in strings):

@@ -30,6 +30,7 @@ MAX_JSON_BYTES = 32 * 2**20  # ... and datums as JSON, of SDKs before 0.25: whoe
 SMALL_BYTES = 2**16  # of a body that carries neither datums nor prompts; a session's metadata are in one
 PROMPT_BYTES = 2**24  # of a body with prompts
 HEAD_BYTES = 512  # of a broken body: enough for the fields that come first
+MOST_STOPS = 1024  # texts and tokens of one list that ends a sample
 PIECE_BYTES = 1024  # compressed bytes that are unpacked at a time: they become 32 MiB at most
 
 
