@@ -50,7 +50,9 @@ class Limits:
     decode_rows: int = 512  # sequences decoded together, all snapshots
     cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots
     mixture_bytes: int = 1 << 28  # copies of the adapters that decode together; those without room go one by one
-    prefixes: int = 256  # sequences whose keys and values stay when they have ended, while there is room; 0: none
+    # Keys and values that stay when their sequences have ended, while there is room: as many
+    # positions as so many sequences of full context have. 0: none.
+    prefixes: int = 256
     turn_steps: int = 8  # decode steps between two turns of other work
 
     recomputes: bool = False  # layers of a pass are computed once more in the backward, and keep little until then
