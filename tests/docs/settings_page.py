@@ -49,11 +49,12 @@ holds: the defaults below, the environment's own (`config_init`), the file, `--s
 [policy](agent-tools.md#the-operators-policy) locks. `config.resolved.json` in the run's directory has every value that
 held, and where it came from.
 
-What `--set` and `edit-config` are given is read by the setting's type. A text is taken as it is typed: `run.name=run #3`,
-`env.system_prompt=Answer: in one line`; in quotation marks it is the text between them. `null` is a value where the type
-allows `None`, numbers are decimal, a list is `'[a, b]'`, an object `'{a: 1}'`. A file is UTF-8, a YAML, JSON or TOML text
-of at most 1 MB, in which no key is given twice. *Filled in* means that the run writes the value itself; setting it is
-refused with the reason.
+What `--set` and `edit-config` are given is read by the setting's type. A text is taken as it is
+typed: `run.name=run #3`, `env.system_prompt=Answer: in one line`; in quotation marks it is the text
+between them. `null` is a value where the type allows `None`, numbers are decimal, a list is `'[a,
+b]'`, an object `'{a: 1}'`. A file is UTF-8, a YAML, JSON or TOML text of at most 1 MB, in which no
+key is given twice. *Filled in* means that the run writes the value itself; setting it is refused
+with the reason.
 """
 
 ENV_HEAD = """Every environment has these fields; environments written for atroposlib have those of its own class,
